@@ -1,0 +1,170 @@
+#include "allocator.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/util/Exception.h>
+#include <algorithm>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+#include "queue.h"
+#include "recipe.h"
+
+namespace webgpu {
+
+namespace {
+std::unordered_map<uint64_t, std::vector<Block*>> pool;  // by size class
+std::vector<Block*> small_pool[64];                      // the classes up to 16 KiB, by size / 256 - 1
+MemoryStats stats;
+uint64_t next_id = 1;
+
+constexpr uint64_t granule = 256;  // the offset alignment of storage bindings
+constexpr uint64_t small_limit = granule * 64;
+
+std::vector<Block*>& free_list(uint64_t size) {
+  return size <= small_limit ? small_pool[size / granule - 1] : pool[size];
+}
+
+void release(Block* block) {
+  api.buffer_destroy(block->buffer);
+  api.buffer_release(block->buffer);
+  stats.reserved -= block->size;
+  stats.blocks--;
+  delete block;
+}
+
+void release_list(std::vector<Block*>& list) {
+  for (Block* block : list) release(block);
+  list.clear();
+}
+
+[[noreturn]] void out_of_memory(uint64_t bytes, const std::string& why) {
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "WebGPU out of memory: tried to allocate ", bytes, " bytes; ", why,
+                   " (allocated ", stats.allocated, " bytes, cached ", stats.reserved - stats.allocated,
+                   " bytes). Free tensors, or split the tensor into smaller ones.");
+  __builtin_unreachable();
+}
+
+Handle create(uint64_t size) {
+  BufferDescriptor descriptor{};
+  descriptor.usage = usage::storage | usage::copy_src | usage::copy_dst;
+  descriptor.size = size;
+  Handle buffer = api.create_buffer(device.device, &descriptor);
+  if (!has_errors()) return buffer;
+  bool memory = false;
+  auto errors = take_errors();
+  for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
+  if (!memory) {
+    if (buffer) api.buffer_release(buffer);
+    raise_python(errors[0].type == 6 ? "DeviceLostError" : "InternalError", "creating a buffer: " + errors[0].message);
+  }
+  if (buffer) api.buffer_release(buffer);
+  return nullptr;
+}
+
+void deleter(void* data) {
+  if (data) free_block(static_cast<Block*>(data));
+}
+
+struct Allocator final : c10::DeviceAllocator {
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::Device where(c10::DeviceType::PrivateUse1, 0);
+    Block* block = bytes ? allocate_block(bytes) : nullptr;
+    return {block, block, &deleter, where};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &deleter; }
+  void copy_data(void* dst, const void* src, size_t bytes) const override {
+    copy_blocks(*static_cast<const Block*>(src), 0, *static_cast<Block*>(dst), 0, bytes);
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override { empty_cache(); }
+  void recordStream(const c10::DataPtr&, c10::Stream) override {}  // one queue orders everything
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
+    MemoryStats now = memory_stats();
+    c10::CachingDeviceAllocator::DeviceStats out;
+    auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    for (auto* stat : {&out.allocated_bytes[all], &out.active_bytes[all], &out.requested_bytes[all]}) {
+      stat->current = now.allocated;
+      stat->peak = now.max_allocated;
+    }
+    out.reserved_bytes[all].current = now.reserved;
+    out.reserved_bytes[all].peak = now.max_reserved;
+    out.segment[all].current = now.blocks;
+    return out;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override { reset_peak_memory_stats(); }
+};
+}  // namespace
+
+// Exact multiples of 256 bytes while small, then 32 classes an octave: at most 3 % is lost to rounding.
+uint64_t size_class(uint64_t bytes) {
+  uint64_t step = granule;
+  if (bytes > small_limit) step = std::max(granule, uint64_t(1) << (63 - __builtin_clzll(bytes) - 5));
+  return (std::max<uint64_t>(bytes, 1) + step - 1) / step * step;
+}
+
+Block* allocate_block(uint64_t bytes) {
+  ensure_device();
+  Lock lock(device_mutex());
+  if (bytes > device.limits.max_buffer) {
+    out_of_memory(bytes, "the adapter's largest buffer is " + std::to_string(device.limits.max_buffer) + " bytes");
+  }
+  uint64_t size = std::min(size_class(bytes), device.limits.max_buffer);
+  auto& list = free_list(size);
+  Block* block;
+  if (!list.empty()) {
+    block = list.back();
+    list.pop_back();
+  } else {
+    Handle buffer = create(size);
+    if (!buffer) {
+      flush();
+      wait_idle();
+      empty_cache();
+      buffer = create(size);
+    }
+    if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");
+    block = new Block{buffer, size, next_id++};
+    stats.reserved += size;
+    stats.blocks++;
+    stats.created++;
+    stats.max_reserved = std::max(stats.max_reserved, stats.reserved);
+  }
+  stats.allocated += size;
+  stats.max_allocated = std::max(stats.max_allocated, stats.allocated);
+  return block;
+}
+
+void free_block(Block* block) {
+  Lock lock(device_mutex());
+  stats.allocated -= block->size;
+  free_list(block->size).push_back(block);
+}
+
+void empty_cache() {
+  Lock lock(device_mutex());
+  flush();
+  drop_bind_groups();  // they hold references to the buffers
+  for (auto& list : small_pool) release_list(list);
+  for (auto& entry : pool) release_list(entry.second);
+  pool.clear();
+}
+
+MemoryStats memory_stats() {
+  Lock lock(device_mutex());
+  return stats;
+}
+
+void reset_peak_memory_stats() {
+  Lock lock(device_mutex());
+  stats.max_allocated = stats.allocated;
+  stats.max_reserved = stats.reserved;
+}
+
+static Allocator the_allocator;
+REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &the_allocator)
+
+c10::Allocator* allocator() { return &the_allocator; }
+
+}  // namespace webgpu

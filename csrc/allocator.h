@@ -1,0 +1,30 @@
+// Caching allocator over WGPUBuffer. A tensor's data pointer is the address of its Block.
+#pragma once
+#include <c10/core/Allocator.h>
+
+#include "api.h"
+
+namespace webgpu {
+
+struct Block {
+  Handle buffer;
+  uint64_t size;  // bytes, a size class
+  uint64_t id;    // never reused
+};
+
+struct MemoryStats {
+  uint64_t allocated = 0, reserved = 0;  // bytes in live blocks; bytes in live and cached blocks
+  uint64_t max_allocated = 0, max_reserved = 0;
+  uint64_t blocks = 0, created = 0;  // live WGPUBuffers; WGPUBuffers ever created
+};
+
+c10::Allocator* allocator();
+// Bytes are rounded up to the size class. Throws OutOfMemoryError. The device lock is taken inside.
+Block* allocate_block(uint64_t bytes);
+void free_block(Block*);
+void empty_cache();
+MemoryStats memory_stats();
+void reset_peak_memory_stats();
+uint64_t size_class(uint64_t bytes);
+
+}  // namespace webgpu

@@ -1,0 +1,101 @@
+// The WebGPU functions the core calls per launch, loaded at run time from the library a Python wheel carries.
+// Only structs whose layout is the same in wgpu-native and Dawn are declared; everything else stays in Python.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace webgpu {
+
+using Handle = void*;
+
+struct StringView {
+  const char* data;
+  size_t length;
+};
+
+struct BufferDescriptor {
+  void* next;
+  StringView label;
+  uint64_t usage;
+  uint64_t size;
+  uint32_t mapped_at_creation;
+};
+
+struct BindGroupEntry {
+  void* next;
+  uint32_t binding;
+  Handle buffer;
+  uint64_t offset;
+  uint64_t size;
+  Handle sampler;
+  Handle texture_view;
+};
+
+struct BindGroupDescriptor {
+  void* next;
+  StringView label;
+  Handle layout;
+  size_t entry_count;
+  const BindGroupEntry* entries;
+};
+
+using MapCallback = void (*)(uint32_t status, StringView message, void* user1, void* user2);
+
+struct MapCallbackInfo {
+  void* next;
+  uint32_t mode;
+  MapCallback callback;
+  void* user1;
+  void* user2;
+};
+
+struct Future {
+  uint64_t id;
+};
+
+struct FutureWaitInfo {
+  Future future;
+  uint32_t completed;
+};
+
+static_assert(sizeof(BufferDescriptor) == 48 && offsetof(BufferDescriptor, size) == 32);
+static_assert(sizeof(BindGroupEntry) == 56 && offsetof(BindGroupEntry, offset) == 24);
+static_assert(sizeof(BindGroupDescriptor) == 48 && offsetof(BindGroupDescriptor, entries) == 40);
+static_assert(sizeof(MapCallbackInfo) == 40);
+
+namespace usage {
+constexpr uint64_t map_read = 1, copy_src = 4, copy_dst = 8, uniform = 64, storage = 128;
+}
+
+struct Api {
+  Handle (*create_buffer)(Handle device, const BufferDescriptor*);
+  void (*buffer_destroy)(Handle);
+  void (*buffer_release)(Handle);
+  Handle (*create_bind_group)(Handle device, const BindGroupDescriptor*);
+  void (*bind_group_release)(Handle);
+  Handle (*create_encoder)(Handle device, const void* descriptor);
+  Handle (*begin_compute_pass)(Handle encoder, const void* descriptor);
+  void (*set_pipeline)(Handle pass, Handle pipeline);
+  void (*set_bind_group)(Handle pass, uint32_t index, Handle group, size_t count, const uint32_t* offsets);
+  void (*dispatch)(Handle pass, uint32_t x, uint32_t y, uint32_t z);
+  void (*end_pass)(Handle pass);
+  void (*pass_release)(Handle pass);
+  void (*copy_buffer)(Handle encoder, Handle src, uint64_t src_offset, Handle dst, uint64_t dst_offset, uint64_t size);
+  Handle (*finish)(Handle encoder, const void* descriptor);
+  void (*encoder_release)(Handle);
+  void (*submit)(Handle queue, size_t count, const Handle* commands);
+  void (*command_buffer_release)(Handle);
+  void (*write_buffer)(Handle queue, Handle buffer, uint64_t offset, const void* data, size_t size);
+  Future (*map_async)(Handle buffer, uint64_t mode, size_t offset, size_t size, MapCallbackInfo);
+  const void* (*mapped_range)(Handle buffer, size_t offset, size_t size);
+  void (*unmap)(Handle buffer);
+  uint32_t (*device_poll)(Handle device, uint32_t wait, const void* submission);            // wgpu-native only
+  uint32_t (*wait_any)(Handle instance, size_t count, FutureWaitInfo*, uint64_t timeout_ns);  // Dawn only
+};
+
+// Fills the table from the library at `path`, which the caller has already loaded. Throws c10::Error on a missing symbol.
+void load_api(const std::string& path, bool dawn);
+extern Api api;
+
+}  // namespace webgpu

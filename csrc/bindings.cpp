@@ -1,0 +1,209 @@
+// The extension module torch_webgpu._C, in plain CPython API (pybind11 would double the build time).
+#include <Python.h>
+
+#include <torch/library.h>
+
+#include "allocator.h"
+#include "device.h"
+#include "privateuse1.h"
+#include "queue.h"
+#include "recipe.h"
+
+namespace {
+using namespace webgpu;
+
+// Runs `body` without the GIL and turns C++ exceptions into Python ones.
+template <typename F>
+PyObject* guarded(F body) {
+  std::string message;
+  PyObject* type = nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  try {
+    body();
+  } catch (const c10::IndexError& e) {
+    type = PyExc_IndexError;
+    message = e.what_without_backtrace();
+  } catch (const c10::Error& e) {
+    type = PyExc_RuntimeError;
+    message = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    type = PyExc_RuntimeError;
+    message = e.what();
+    PyEval_RestoreThread(state);
+    if (PyObject* named = python_type_of(e)) type = named;
+    PyErr_SetString(type, message.c_str());
+    return nullptr;
+  }
+  PyEval_RestoreThread(state);
+  if (!type) Py_RETURN_NONE;
+  PyErr_SetString(type, message.c_str());
+  return nullptr;
+}
+
+PyObject* py_attach(PyObject*, PyObject* args) {
+  const char* library;
+  unsigned long long handle, queue, instance, max_buffer, max_binding;
+  int dawn, debug;
+  if (!PyArg_ParseTuple(args, "sKKKppKK", &library, &handle, &queue, &instance, &dawn, &debug, &max_buffer, &max_binding)) {
+    return nullptr;
+  }
+  return guarded([&] {
+    Device d;
+    d.device = reinterpret_cast<Handle>(handle);
+    d.queue = reinterpret_cast<Handle>(queue);
+    d.instance = reinterpret_cast<Handle>(instance);
+    d.dawn = dawn;
+    d.debug = debug;
+    d.limits = {max_buffer, max_binding};
+    attach_device(library, d);
+  });
+}
+
+PyObject* py_callbacks(PyObject*, PyObject*) {
+  return Py_BuildValue("KK", reinterpret_cast<unsigned long long>(&on_uncaptured_error),
+                       reinterpret_cast<unsigned long long>(&on_device_lost));
+}
+
+PyObject* py_take_errors(PyObject*, PyObject*) {
+  auto errors = take_errors();
+  PyObject* list = PyList_New(0);
+  for (auto& e : errors) {
+    PyObject* pair = Py_BuildValue("is#", int(e.type), e.message.data(), Py_ssize_t(e.message.size()));
+    PyList_Append(list, pair);
+    Py_DECREF(pair);
+  }
+  return list;
+}
+
+PyObject* py_add_pipeline(PyObject*, PyObject* args) {
+  unsigned long long pipeline, layout;
+  unsigned bindings, slots;
+  if (!PyArg_ParseTuple(args, "KKII", &pipeline, &layout, &bindings, &slots)) return nullptr;
+  uint32_t id = 0;
+  PyObject* done = guarded([&] {
+    id = add_pipeline({reinterpret_cast<Handle>(pipeline), reinterpret_cast<Handle>(layout), bindings, slots});
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return PyLong_FromUnsignedLong(id);
+}
+
+PyObject* py_set_miss_handler(PyObject*, PyObject* callable) {
+  set_miss_handler(callable);
+  Py_RETURN_NONE;
+}
+
+std::vector<std::unique_ptr<torch::Library>> libraries;
+
+// register_op("aten", "add.Tensor"): the boxed kernel directly on one op.
+PyObject* py_register_op(PyObject*, PyObject* args) {
+  const char *space, *name;
+  if (!PyArg_ParseTuple(args, "ss", &space, &name)) return nullptr;
+  return guarded([&] {
+    if (libraries.empty() || !libraries.back()) {
+      libraries.emplace_back(
+          new torch::Library(torch::Library::IMPL, space, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__));
+    }
+    libraries.back()->impl(name, torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>());
+  });
+}
+
+PyObject* py_has_schema(PyObject*, PyObject* args) {
+  const char *name, *overload;
+  if (!PyArg_ParseTuple(args, "ss", &name, &overload)) return nullptr;
+  return PyBool_FromLong(c10::Dispatcher::singleton().findSchema({name, overload}).has_value());
+}
+
+PyObject* py_register_error(PyObject*, PyObject* args) {
+  const char *class_name, *message;
+  if (!PyArg_ParseTuple(args, "ss", &class_name, &message)) return nullptr;
+  uint32_t id = 0;
+  PyObject* done = guarded([&] { id = register_device_error(class_name, message); });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return PyLong_FromUnsignedLong(id);
+}
+
+PyObject* py_synchronize(PyObject*, PyObject*) {
+  return guarded([] { synchronize(); });
+}
+PyObject* py_flush(PyObject*, PyObject*) {
+  return guarded([] { flush(); });
+}
+PyObject* py_empty_cache(PyObject*, PyObject*) {
+  return guarded([] { empty_cache(); });
+}
+PyObject* py_clear_recipes(PyObject*, PyObject*) {
+  return guarded([] { clear_recipes(); });
+}
+PyObject* py_reset_peak(PyObject*, PyObject*) {
+  return guarded([] { reset_peak_memory_stats(); });
+}
+PyObject* py_reset_stats(PyObject*, PyObject*) {
+  return guarded([] { reset_recipe_stats(); });
+}
+PyObject* py_profile(PyObject*, PyObject* on) {
+  set_profiling(PyObject_IsTrue(on));
+  Py_RETURN_NONE;
+}
+PyObject* py_submit_interval(PyObject*, PyObject* n) {
+  auto launches = uint32_t(PyLong_AsUnsignedLong(n));
+  return guarded([=] { set_submit_interval(launches); });
+}
+
+PyObject* py_memory_stats(PyObject*, PyObject*) {
+  MemoryStats s;
+  PyObject* done = guarded([&] { s = memory_stats(); });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return Py_BuildValue("{sKsKsKsKsKsK}", "allocated", s.allocated, "reserved", s.reserved, "max_allocated", s.max_allocated,
+                       "max_reserved", s.max_reserved, "buffers", s.blocks, "buffers_created", s.created);
+}
+
+PyObject* py_stats(PyObject*, PyObject*) {
+  RecipeStats r;
+  QueueStats q;
+  PyObject* done = guarded([&] {
+    r = recipe_stats();
+    q = queue_stats();
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "recipes", r.recipes,
+                       "bind_groups", r.bind_groups, "bind_group_misses", r.bind_group_misses, "fallbacks", r.fallbacks,
+                       "dispatches", q.dispatches, "submits", q.submits, "readbacks", q.readbacks, "key_ns", r.key_ns,
+                       "output_ns", r.output_ns, "bind_ns", r.bind_ns, "encode_ns", r.encode_ns, "stack_ns", r.stack_ns,
+                       "miss_ns", r.miss_ns);
+}
+
+PyMethodDef methods[] = {
+    {"attach", py_attach, METH_VARARGS, "attach(library, device, queue, instance, dawn, debug, max_buffer, max_binding)"},
+    {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
+    {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
+    {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},
+    {"set_miss_handler", py_set_miss_handler, METH_O, "the callable that makes recipes"},
+    {"register_op", py_register_op, METH_VARARGS, "register_op(namespace, name.overload)"},
+    {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
+    {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
+    {"synchronize", py_synchronize, METH_NOARGS, ""},
+    {"flush", py_flush, METH_NOARGS, ""},
+    {"empty_cache", py_empty_cache, METH_NOARGS, ""},
+    {"clear_recipes", py_clear_recipes, METH_NOARGS, ""},
+    {"reset_peak_memory_stats", py_reset_peak, METH_NOARGS, ""},
+    {"reset_stats", py_reset_stats, METH_NOARGS, ""},
+    {"profile", py_profile, METH_O, "count nanoseconds per stage"},
+    {"set_submit_interval", py_submit_interval, METH_O, "launches per submit"},
+    {"memory_stats", py_memory_stats, METH_NOARGS, ""},
+    {"stats", py_stats, METH_NOARGS, ""},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torch_webgpu._C", "The native core.", -1, methods};
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  PyObject* module = PyModule_Create(&definition);
+  if (!module) return nullptr;
+  init_meta_type(module);
+  register_hooks();
+  return module;
+}

@@ -1,0 +1,264 @@
+#include "queue.h"
+
+#include <c10/util/Exception.h>
+#include <algorithm>
+#include <functional>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "device.h"
+
+namespace webgpu {
+
+namespace {
+Handle encoder, pass;
+uint32_t recorded;           // dispatches since the last submit
+uint32_t submit_interval = 128;
+QueueStats stats;
+
+constexpr uint32_t ring_slots = 1024;
+Handle ring;
+std::vector<uint32_t> ring_words(ring_slots* uniform_slot / 4);
+uint32_t ring_used;  // slots
+
+Block* errors_block;
+bool errors_expected;
+std::vector<std::pair<std::string, std::string>> error_table{{"", ""}};
+std::unordered_map<std::string, uint32_t> error_ids;
+
+struct Staging {
+  Handle buffer;
+  uint64_t size;
+};
+std::vector<Staging> staging_pool;
+constexpr uint64_t staging_chunk = uint64_t(64) << 20;
+
+void close_pass() {
+  if (!pass) return;
+  api.end_pass(pass);
+  api.pass_release(pass);
+  pass = nullptr;
+}
+
+Handle open_encoder() {
+  if (!encoder) encoder = api.create_encoder(device.device, nullptr);
+  return encoder;
+}
+
+Staging take_staging(uint64_t bytes) {
+  for (size_t i = 0; i < staging_pool.size(); i++) {
+    if (staging_pool[i].size >= bytes) {
+      Staging found = staging_pool[i];
+      staging_pool.erase(staging_pool.begin() + i);
+      return found;
+    }
+  }
+  BufferDescriptor descriptor{};
+  descriptor.usage = usage::map_read | usage::copy_dst;
+  descriptor.size = std::max<uint64_t>(size_class(bytes), 4096);
+  return {api.create_buffer(device.device, &descriptor), descriptor.size};
+}
+
+void give_staging(Staging staging) {
+  constexpr size_t most_kept = 4;
+  if (staging_pool.size() < most_kept) {
+    staging_pool.push_back(staging);
+  } else {
+    api.buffer_release(staging.buffer);
+  }
+}
+
+void on_mapped(uint32_t status, StringView, void* out, void*) {
+  *static_cast<volatile uint32_t*>(out) = status ? status : UINT32_MAX;
+}
+
+// Maps a staging buffer, waiting for the GPU, and copies it out.
+void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use) {
+  volatile uint32_t status = 0;
+  constexpr uint32_t wait_any_only = 1, allow_spontaneous = 3;
+  MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped,
+                       const_cast<uint32_t*>(&status), nullptr};
+  Future future = api.map_async(staging.buffer, 1, 0, bytes, info);
+  if (device.dawn) {
+    FutureWaitInfo wait{future, 0};
+    api.wait_any(device.instance, 1, &wait, UINT64_MAX);
+  } else {
+    while (!status && !has_errors()) api.device_poll(device.device, 1, nullptr);
+  }
+  if (status != 1) {
+    api.buffer_release(staging.buffer);
+    raise_errors("reading a tensor back");
+    raise_python("InternalError", "mapping a staging buffer failed with status " + std::to_string(status));
+  }
+  use(static_cast<const char*>(api.mapped_range(staging.buffer, 0, bytes)));
+  api.unmap(staging.buffer);
+  give_staging(staging);
+}
+
+void raise_device_error(const uint32_t* words) {
+  auto [class_name, message] = error_table[std::min<size_t>(words[0], error_table.size() - 1)];
+  int64_t value;
+  memcpy(&value, words + 1, 8);
+  auto put = [&, &message = message](const char* name, int64_t number) {
+    auto at = message.find(name);
+    if (at != std::string::npos) message.replace(at, strlen(name), std::to_string(number));
+  };
+  put("{value}", value);
+  put("{size}", words[3]);
+  uint32_t zero[error_words] = {};
+  api.write_buffer(device.queue, errors_block->buffer, 0, zero, sizeof zero);
+  if (class_name == "IndexError") TORCH_CHECK_INDEX(false, message);
+  TORCH_CHECK(false, message);
+}
+}  // namespace
+
+Handle open_pass() {
+  open_encoder();
+  if (!pass) pass = api.begin_compute_pass(encoder, nullptr);
+  return pass;
+}
+
+void flush() {
+  Lock lock(device_mutex());
+  if (!encoder) return;
+  close_pass();
+  if (ring_used) api.write_buffer(device.queue, ring, 0, ring_words.data(), size_t(ring_used) * uniform_slot);
+  Handle commands = api.finish(encoder, nullptr);
+  api.encoder_release(encoder);
+  encoder = nullptr;
+  recorded = 0;
+  ring_used = 0;
+  if (has_errors()) {  // submitting invalid commands aborts the process in wgpu-native
+    if (commands) api.command_buffer_release(commands);
+    raise_errors("recording commands");
+  }
+  api.submit(device.queue, 1, &commands);
+  api.command_buffer_release(commands);
+  stats.submits++;
+}
+
+void wait_idle() {
+  Lock lock(device_mutex());
+  uint32_t words[error_words];
+  Staging staging = take_staging(sizeof words);
+  api.copy_buffer(open_encoder(), error_block().buffer, 0, staging.buffer, 0, sizeof words);
+  flush();
+  map_and_copy(staging, sizeof words, [&](const char* data) { memcpy(words, data, sizeof words); });
+  errors_expected = false;
+  if (words[0]) raise_device_error(words);
+}
+
+void synchronize() {
+  if (!device_ready()) return;
+  wait_idle();
+  raise_errors("synchronize");
+}
+
+void set_submit_interval(uint32_t launches) {
+  Lock lock(device_mutex());
+  submit_interval = std::min(std::max(launches, 1u), ring_slots / 2);
+}
+
+QueueStats queue_stats() {
+  Lock lock(device_mutex());
+  return stats;
+}
+
+uint32_t push_uniform(const uint32_t* words, uint32_t count, uint32_t slots) {
+  if (ring_used + slots > ring_slots) flush();
+  uint32_t offset = ring_used * uniform_slot;
+  memcpy(ring_words.data() + offset / 4, words, count * 4);
+  ring_used += slots;
+  return offset;
+}
+
+Handle uniform_buffer() {
+  if (!ring) {
+    BufferDescriptor descriptor{};
+    descriptor.usage = usage::uniform | usage::copy_dst;
+    descriptor.size = ring_slots * uniform_slot;
+    ring = api.create_buffer(device.device, &descriptor);
+  }
+  return ring;
+}
+
+void count_dispatch() {
+  stats.dispatches++;
+  if (++recorded >= submit_interval) flush();
+}
+
+void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
+  if (!bytes) return;
+  Lock lock(device_mutex());
+  flush();  // a queue write runs before commands that are recorded but not submitted
+  const char* from = static_cast<const char*>(data);
+  uint64_t head = offset & 3, tail = (offset + bytes) & 3;
+  if (head || tail) {
+    // The words at both ends are shared with neighbours: read them, patch them, write them back.
+    uint64_t first = offset & ~uint64_t(3), last = (offset + bytes + 3) & ~uint64_t(3);
+    std::vector<char> copy(last - first);
+    if (head) read_bytes(dst, first, copy.data(), 4);
+    if (tail && (!head || last - first > 4)) read_bytes(dst, last - 4, copy.data() + copy.size() - 4, 4);
+    memcpy(copy.data() + head, from, bytes);
+    api.write_buffer(device.queue, dst.buffer, first, copy.data(), copy.size());
+    return;
+  }
+  for (uint64_t done = 0; done < bytes; done += staging_chunk) {
+    api.write_buffer(device.queue, dst.buffer, offset + done, from + done, std::min(staging_chunk, bytes - done));
+    if (bytes > staging_chunk) wait_idle();  // else the library keeps every chunk's copy alive at once
+  }
+}
+
+void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
+  if (!bytes) return;
+  Lock lock(device_mutex());
+  stats.readbacks++;
+  for (uint64_t done = 0; done < bytes;) {
+    uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
+    uint64_t span = ((at + take + 3) & ~uint64_t(3)) - first;
+    bool check = errors_expected;
+    Staging staging = take_staging(span + 16);
+    close_pass();
+    api.copy_buffer(open_encoder(), src.buffer, first, staging.buffer, 0, span);
+    if (check) api.copy_buffer(encoder, error_block().buffer, 0, staging.buffer, span, 16);
+    flush();
+    uint32_t words[error_words] = {};
+    map_and_copy(staging, span + (check ? 16 : 0), [&](const char* mapped) {
+      memcpy(static_cast<char*>(data) + done, mapped + (at - first), take);
+      if (check) memcpy(words, mapped + span, sizeof words);
+    });
+    errors_expected = false;
+    if (words[0]) raise_device_error(words);
+    done += take;
+  }
+  if (has_errors()) raise_errors("reading a tensor back");
+}
+
+void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {
+  if (!bytes) return;
+  Lock lock(device_mutex());
+  close_pass();
+  api.copy_buffer(open_encoder(), src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
+  recorded++;
+}
+
+const Block& error_block() {
+  if (!errors_block) {
+    errors_block = allocate_block(error_words * 4);
+    uint32_t zero[error_words] = {};
+    api.write_buffer(device.queue, errors_block->buffer, 0, zero, sizeof zero);
+  }
+  return *errors_block;
+}
+
+void expect_device_errors() { errors_expected = true; }
+
+uint32_t register_device_error(const std::string& class_name, const std::string& message) {
+  Lock lock(device_mutex());
+  auto [found, inserted] = error_ids.try_emplace(class_name + message, error_table.size());
+  if (inserted) error_table.push_back({class_name, message});
+  return found->second;
+}
+
+}  // namespace webgpu

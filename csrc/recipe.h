@@ -1,0 +1,87 @@
+// Prepared launches. Python describes an op once (a recipe); this file finds it again by signature and replays it.
+#pragma once
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <cstdint>
+#include <vector>
+
+#include "api.h"
+
+namespace webgpu {
+
+// What an operand or output points at: arg tensors count from 0 in order of appearance, lists flattened.
+constexpr int32_t ref_output = 0x1000, ref_temp = 0x2000, ref_error = 0x3000;
+
+struct Pipeline {
+  Handle pipeline, layout;
+  uint32_t bindings;       // storage buffers; the uniform follows them
+  uint32_t uniform_slots;  // of 256 bytes
+};
+
+struct Operand {
+  uint32_t slot;      // which binding
+  int32_t ref;        // which tensor
+  int64_t delta;      // elements added to the tensor's storage offset
+  uint64_t extent;    // elements from there that the launch may touch
+  uint32_t itemsize;  // bytes
+};
+
+// A uniform word that changes between replays.
+enum class PatchKind : uint8_t { f32, i32, i64, random };
+struct Patch {
+  uint32_t word;
+  PatchKind kind;
+  bool tensor;    // the value is a 0-dim CPU tensor (index: flattened tensor), else a scalar argument (index: argument)
+  int32_t index;  // for random: the generator argument or -1
+  int64_t count;  // for random: counters consumed
+};
+
+struct Step {
+  Pipeline pipeline;
+  std::vector<Operand> operands;  // the first words of the uniform are their element offsets, in this order
+  std::vector<uint32_t> words;
+  std::vector<Patch> patches;
+  uint32_t groups[3];
+};
+
+struct Output {
+  int32_t alias;  // flattened arg tensor written in place, or -1 for a new tensor
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes, strides;
+};
+
+struct Recipe {
+  enum class Kind : uint8_t { launch, fallback, specialise } kind = Kind::launch;
+  bool may_fail = false;  // kernels may write the error buffer
+  std::vector<Output> outputs;
+  std::vector<uint64_t> temps;  // bytes
+  std::vector<Step> steps;
+};
+
+struct RecipeStats {
+  uint64_t launches = 0, misses = 0, recipes = 0, bind_groups = 0, bind_group_misses = 0, fallbacks = 0;
+  // ns, only counted while profiling
+  uint64_t key_ns = 0, output_ns = 0, bind_ns = 0, encode_ns = 0, stack_ns = 0, miss_ns = 0;
+};
+
+// The boxed kernel of every op: key → recipe → replay; a miss asks Python.
+void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+void set_miss_handler(PyObject* callable);
+void set_profiling(bool on);
+RecipeStats recipe_stats();
+void reset_recipe_stats();
+void clear_recipes();
+void drop_bind_groups();
+uint32_t add_pipeline(Pipeline);
+const Pipeline& pipeline_at(uint32_t id);
+
+// bridge.cpp: Python's view of arguments and recipes (GIL held).
+void init_meta_type(PyObject* module);
+PyObject* describe_arguments(at::ArrayRef<c10::IValue> args);
+Recipe parse_recipe(PyObject* result);
+
+}  // namespace webgpu

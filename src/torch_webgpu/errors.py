@@ -1,0 +1,49 @@
+"""Every error of the package. The native core raises them by name."""
+
+from __future__ import annotations
+
+import torch
+
+
+class WebGPUError(RuntimeError):
+    """Base of all errors that come from the WebGPU device."""
+
+
+class NoAdapterError(WebGPUError):
+    """No WebGPU adapter was found; the message says what to install."""
+
+
+class MissingImplementationError(WebGPUError):
+    """The wheel of the chosen WebGPU implementation is not installed."""
+
+
+class ValidationError(WebGPUError):
+    """The WebGPU library refused a command."""
+
+
+class ShaderError(WebGPUError):
+    """A shader did not compile; the message shows the WGSL lines around the fault."""
+
+
+class LimitError(WebGPUError):
+    """An operation needs more than the device's limits allow."""
+
+
+class DeviceLostError(WebGPUError):
+    """The device is gone (driver reset, GPU removed); restart the process to get it back."""
+
+
+class InternalError(WebGPUError):
+    """The WebGPU library failed for a reason of its own."""
+
+
+class OutOfMemoryError(WebGPUError, torch.OutOfMemoryError):
+    """The device has no memory left for a buffer."""
+
+
+class UnsupportedDTypeError(WebGPUError, TypeError):
+    """The device has no such dtype (float64, complex, …); the message names the way out."""
+
+
+class FallbackError(WebGPUError, NotImplementedError):
+    """An op would have run on the CPU while ``TORCH_WEBGPU_FALLBACK=error``."""

@@ -1,0 +1,133 @@
+"""The device: which implementation and adapter it is, what it grants, and the compiler of pipelines."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+import threading
+import warnings
+from typing import Any
+
+from .. import _C
+from ..config import config
+from ..errors import (
+    DeviceLostError,
+    MissingImplementationError,
+    NoAdapterError,
+    OutOfMemoryError,
+    ShaderError,
+)
+from .base import SPEC_LIMITS, AdapterInfo, DeviceHandle, Implementation
+
+_MODULES = {"wgpu": "wgpu_native", "dawn": "dawn"}
+_WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
+_lock = threading.Lock()
+_device: DeviceHandle | None = None
+
+NO_ADAPTER = (
+    "No WebGPU adapter was found. On Debian or Ubuntu install a Vulkan driver: `apt-get install libvulkan1 "
+    "mesa-vulkan-drivers` (Intel, AMD, and a CPU rasteriser for machines without a GPU), or NVIDIA's driver with "
+    "`libvulkan1 libegl1`. On Windows and macOS the system's own driver is used. `torch-webgpu info` shows what is found."
+)
+
+
+def implementation(name: str) -> Implementation:
+    """The binding module of ``wgpu`` or ``dawn``; raises MissingImplementationError where its wheel is not installed."""
+    # Vulkan loaders and Mesa complain on stderr about a missing runtime directory.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    try:
+        module: Any = importlib.import_module(f".{_MODULES[name]}", __name__)
+    except (ImportError, OSError) as e:
+        other = "dawn" if name == "wgpu" else "wgpu"
+        raise MissingImplementationError(
+            f"The WebGPU implementation {name!r} cannot be loaded ({e}). Install it with `pip install "
+            f"'{_WHEELS[name]}'`, or choose the other one with TORCH_WEBGPU_IMPL={other}."
+        ) from e
+    return module
+
+
+def choose_adapter(adapters: list[AdapterInfo], wanted: str) -> AdapterInfo:
+    """The adapter that ``wanted`` (part of a name, an index, or "" for the best) names."""
+    if not adapters:
+        raise NoAdapterError(NO_ADAPTER)
+    if not wanted:
+        return adapters[0]
+    for adapter in adapters:
+        if wanted == str(adapter.index) or wanted.lower() in adapter.name.lower():
+            return adapter
+    listed = ", ".join(f"{a.index}: {a.name}" for a in adapters)
+    raise NoAdapterError(f"TORCH_WEBGPU_ADAPTER={wanted!r} matches none of the adapters ({listed}).")
+
+
+def _pick_implementation() -> Implementation:
+    if config.impl != "auto":
+        return implementation(config.impl)
+    try:
+        return implementation("wgpu")
+    except MissingImplementationError:
+        return implementation("dawn")
+
+
+def start() -> None:
+    """Makes the device. Called by the native core at the first use; later calls do nothing."""
+    global _device
+    with _lock:
+        if _device is not None:
+            return
+        impl = _pick_implementation()
+        adapter = choose_adapter(impl.adapters(), config.adapter)
+        limits = dict(SPEC_LIMITS) if config.limits == "default" else {}
+        handle = impl.open(adapter, limits, _C.callbacks())
+        if adapter.kind == "cpu" and not config.adapter:
+            warnings.warn(
+                f"webgpu runs on a CPU rasteriser ({adapter.name}): no GPU was found. Results are right, speed is not "
+                "that of a GPU. Set TORCH_WEBGPU_ADAPTER to choose it on purpose and silence this.",
+                stacklevel=2,
+            )
+        device, queue, instance = handle.pointers()
+        _device = handle
+        _C.attach(
+            handle.library,
+            device,
+            queue,
+            instance,
+            impl.name == "dawn",
+            config.debug,
+            handle.limits["maxBufferSize"],
+            handle.limits["maxStorageBufferBindingSize"],
+        )
+
+
+def device() -> DeviceHandle:
+    """The device, made if it is not there yet."""
+    if _device is None:
+        start()
+    assert _device is not None
+    return _device
+
+
+def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, name: str) -> int:
+    """Compiles WGSL and returns the native core's pipeline id.
+
+    Raises:
+        ShaderError: with the WGSL lines around the fault.
+    """
+    _C.flush()  # errors of commands recorded before are not this shader's
+    handle = device()
+    pipeline, layout = handle.create_pipeline(code, accesses, uniform_slots * 256)
+    errors = _C.take_errors()
+    if errors or not pipeline:
+        raise _pipeline_error(name, code, errors)
+    return _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+
+
+def _pipeline_error(name: str, code: str, errors: list[tuple[int, str]]) -> Exception:
+    kinds = {kind for kind, _ in errors}
+    text = "\n".join(message.strip() for _, message in errors) or "no message"
+    if 6 in kinds:
+        return DeviceLostError(f"The device was lost while compiling {name}: {text}")
+    if 3 in kinds:
+        return OutOfMemoryError(f"Out of memory while compiling {name}: {text}")
+    numbered = "\n".join(f"{i:4} | {line}" for i, line in enumerate(code.splitlines(), 1))
+    return ShaderError(f"The shader of {name} does not compile: {text}\n{numbered}")
