@@ -5,6 +5,7 @@
 
 #include "allocator.h"
 #include "device.h"
+#include "generator.h"
 #include "privateuse1.h"
 #include "queue.h"
 #include "recipe.h"
@@ -151,6 +152,18 @@ PyObject* py_submit_interval(PyObject*, PyObject* n) {
   return guarded([=] { set_submit_interval(launches); });
 }
 
+PyObject* py_fallbacks(PyObject*, PyObject*) {
+  PyObject* dict = PyDict_New();
+  for (auto& [name, count] : fallback_counts()) {
+    PyObject* number = PyLong_FromUnsignedLongLong(count);
+    PyDict_SetItemString(dict, name.c_str(), number);
+    Py_DECREF(number);
+  }
+  return dict;
+}
+
+PyObject* py_default_generator(PyObject*, PyObject*) { return wrap_generator(default_generator()); }
+
 PyObject* py_memory_stats(PyObject*, PyObject*) {
   MemoryStats s;
   PyObject* done = guarded([&] { s = memory_stats(); });
@@ -193,6 +206,8 @@ PyMethodDef methods[] = {
     {"reset_stats", py_reset_stats, METH_NOARGS, ""},
     {"profile", py_profile, METH_O, "count nanoseconds per stage"},
     {"set_submit_interval", py_submit_interval, METH_O, "launches per submit"},
+    {"fallbacks", py_fallbacks, METH_NOARGS, "{op: times it ran on the CPU}"},
+    {"default_generator", py_default_generator, METH_NOARGS, "the device's generator as a torch.Generator"},
     {"memory_stats", py_memory_stats, METH_NOARGS, ""},
     {"stats", py_stats, METH_NOARGS, ""},
     {nullptr, nullptr, 0, nullptr}};

@@ -2,10 +2,14 @@
 #pragma once
 #include <ATen/core/Generator.h>
 
+struct _object;  // PyObject
+
 namespace webgpu {
 
 const at::Generator& default_generator();
 at::Generator new_generator();
+// As a torch.Generator (GIL held).
+::_object* wrap_generator(const at::Generator&);
 
 struct RandomState {
   uint64_t seed, offset;

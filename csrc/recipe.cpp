@@ -21,6 +21,7 @@ using Tensors = c10::SmallVector<const at::Tensor*, 8>;
 
 PyObject* miss_handler;
 RecipeStats stats;
+std::unordered_map<std::string, uint64_t> fallen_back;  // by op
 bool profiling;
 
 uint64_t mix(uint64_t hash, uint64_t word) {
@@ -435,6 +436,7 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
   if (entry->recipe.kind == Recipe::Kind::fallback) {
     stats.fallbacks++;
+    fallen_back[toString(op.operator_name())]++;
     lock.unlock();
     return at::native::cpu_fallback(op, stack);
   }
@@ -465,6 +467,11 @@ void reset_recipe_stats() {
   uint64_t recipes = stats.recipes;
   stats = RecipeStats{};
   stats.recipes = recipes;
+}
+
+std::vector<std::pair<std::string, uint64_t>> fallback_counts() {
+  Lock lock(device_mutex());
+  return {fallen_back.begin(), fallen_back.end()};
 }
 
 void clear_recipes() {

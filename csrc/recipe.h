@@ -75,6 +75,7 @@ void set_profiling(bool on);
 RecipeStats recipe_stats();
 void reset_recipe_stats();
 void clear_recipes();
+std::vector<std::pair<std::string, uint64_t>> fallback_counts();
 void drop_bind_groups();
 uint32_t add_pipeline(Pipeline);
 const Pipeline& pipeline_at(uint32_t id);

@@ -1,7 +1,9 @@
-// Alone in its file: the header that defines torch's carriers of Python exceptions is slow to compile.
+// The parts that need torch's Python headers, alone in their file because those are slow to compile.
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
 
 #include "device.h"
+#include "generator.h"
 
 namespace webgpu {
 
@@ -26,6 +28,8 @@ PyObject* python_type_of(const std::exception& error) {
   auto* known = dynamic_cast<const torch::PyTorchError*>(&error);
   return known ? const_cast<torch::PyTorchError*>(known)->python_type() : nullptr;
 }
+
+PyObject* wrap_generator(const at::Generator& generator) { return THPGenerator_Wrap(generator); }
 
 void rethrow_python(int gil_state) {
   python_error error;

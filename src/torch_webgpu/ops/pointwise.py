@@ -1,0 +1,680 @@
+"""Elementwise ops: the generator of their kernels, type promotion, and the table of expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import wgsl
+from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
+from ..registry import check_castable, lower
+from ..wgsl import BOOL, F32, I64, DType, cast
+
+WORKGROUP = 128
+LINEAR = "(g.y * n.x + g.x) * {wg}u + l"  # the folded grid's invocation number
+MAIN = (
+    "@compute @workgroup_size({wg}) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
+    "@builtin(local_invocation_index) l: u32) {{\n"
+)
+
+Operand = Tensor | Scalar | int | float | bool
+
+
+# ---------------------------------------------------------------------------------------------------- types and shapes
+
+
+def dtype_of(x: Operand) -> DType:
+    """The dtype a value stands for in promotion."""
+    if isinstance(x, (Tensor, Scalar)):
+        return x.dtype
+    return BOOL if isinstance(x, bool) else I64 if isinstance(x, int) else F32
+
+
+def _priority(x: Operand) -> int:
+    if isinstance(x, Tensor):
+        return 2 if x.sizes else 1
+    return 1 if isinstance(x, Scalar) and not x.wrapped else 0
+
+
+_CATEGORY = {"b": 0, "i": 1, "l": 1, "f": 2}
+
+
+def result_dtype(*operands: Operand) -> DType:
+    """PyTorch's result type: tensors with dimensions beat 0-dim tensors, which beat Python numbers, within a category."""
+    best: list[DType | None] = [None, None, None]
+    for x in operands:
+        p, d = _priority(x), dtype_of(x)
+        have = best[p]
+        best[p] = d if have is None else wgsl.promote(have, d)
+    result: DType | None = None
+    for d in (best[2], best[1], best[0]):
+        if d is None:
+            continue
+        if result is None:
+            result = d
+        elif _CATEGORY[d.cls] > _CATEGORY[result.cls]:
+            result = d if best[2] is not result or d is not best[0] else d
+    assert result is not None
+    return result
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The common shape; raises RuntimeError as PyTorch words it."""
+    ndim = max(len(s) for s in shapes)
+    out = [1] * ndim
+    for shape in shapes:
+        for i, n in enumerate(shape, ndim - len(shape)):
+            if n != 1 and out[i] != n:
+                if out[i] != 1:
+                    raise RuntimeError(
+                        f"The size of tensor a ({out[i]}) must match the size of tensor b ({n}) at non-singleton dimension {i}"
+                    )
+                out[i] = n
+    return tuple(out)
+
+
+def dense_strides(like: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Strides of a result that keeps the layout of a dense, permuted input (channels last, transposed)."""
+    if like.sizes != sizes or like.contiguous:
+        return None
+    order = sorted((i for i, n in enumerate(sizes) if n > 1), key=lambda i: (like.strides[i], sizes[i]))
+    step, strides = 1, [1] * len(sizes)
+    for i in order:
+        if like.strides[i] != step:
+            return None
+        strides[i] = step
+        step *= sizes[i]
+    for i in range(len(sizes) - 1, -1, -1):
+        if sizes[i] <= 1:
+            strides[i] = step
+    return tuple(strides)
+
+
+def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
+    """Merges adjacent dimensions that every operand walks as one; drops those of size 1."""
+    out: list[int] = []
+    kept: list[list[int]] = [[] for _ in strides]
+    for d, n in enumerate(sizes):
+        if n == 1:
+            continue
+        if out and all(k[-1] == s[d] * n for k, s in zip(kept, strides, strict=True)):
+            out[-1] *= n
+            for k, s in zip(kept, strides, strict=True):
+                k[-1] = s[d]
+        else:
+            out.append(n)
+            for k, s in zip(kept, strides, strict=True):
+                k.append(s[d])
+    return out, kept
+
+
+# ---------------------------------------------------------------------------------------------------- the kernel
+
+
+def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i") -> str:
+    """WGSL that turns a linear index into one element index an operand (``x_<name>``); size 0 of the outermost is not needed."""
+    lines = [f"var r_ = {linear};"]
+    lines += [f"var x_{name} = 0u;" for name in names]
+    for d in range(rank - 1, -1, -1):
+        if d:
+            lines.append(f"{{ let c = r_ % {w.expr(f's{d}')}; r_ = r_ / {w.expr(f's{d}')};")
+        else:
+            lines.append("{ let c = r_;")
+        lines += [f"x_{name} += c * {w.expr(f'{name}_{d}')};" for name in names]
+        lines.append("}")
+    return "\n".join(lines)
+
+
+def index_words(w: Words, sizes: Sequence[int], strides: dict[str, Sequence[int]]) -> None:
+    """The uniform words that ``index_code`` reads."""
+    for d, n in enumerate(sizes):
+        w.u32(f"s{d}", n)
+        for name, s in strides.items():
+            w.u32(f"{name}_{d}", s[d])
+
+
+def _may_overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two views of one buffer share elements at different positions (their offsets are in the signature)."""
+    if a.buffer != b.buffer or (a.offset == b.offset and a.strides == b.strides and a.sizes == b.sizes):
+        return False
+    return a.offset < b.offset + b.extent and b.offset < a.offset + a.extent
+
+
+def _split(out: Tensor, inputs: list[Tensor], limit: int) -> int | None:
+    """The dimension to cut where one launch would touch more than a binding may cover, else None."""
+    if all(t.extent * t.dtype.itemsize + 256 <= limit for t in (out, *inputs)):
+        return None
+    return max(range(out.ndim), key=lambda d: (out.sizes[d] - 1) * max(t.strides[d] * t.dtype.itemsize for t in (out, *inputs)))
+
+
+def emit(graph: Graph, expr: str, operands: Sequence[Operand], classes: Sequence[str], result_cls: str, out: Tensor, name: str) -> None:
+    """Computes ``out = expr`` elementwise.
+
+    Args:
+        expr: WGSL with ``{0}``, ``{1}``, … for the operands, each already converted to its class.
+        operands: tensors (broadcast to ``out``) and numbers.
+        classes: class of each operand inside the expression.
+        result_cls: class of the expression.
+        out: destination of any dtype and strides.
+    """
+    if out.numel == 0:
+        return
+    tensors = [(i, x.expand(out.sizes)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
+    if any(_may_overlap(out, t) for _, t in tensors):
+        temp = graph.new(out.sizes, out.dtype)
+        emit(graph, expr, operands, classes, result_cls, temp, name)
+        return copy_into(graph, temp, out)
+    from ..runtime import device
+
+    cut = _split(out, [t for _, t in tensors], device().limits["maxStorageBufferBindingSize"])
+    if cut is not None:
+        half = out.sizes[cut] // 2
+        for start, length in ((0, half), (half, out.sizes[cut] - half)):
+            part = [x.expand(out.sizes).narrow(cut, start, length) if isinstance(x, Tensor) else x for x in operands]
+            emit(graph, expr, part, classes, result_cls, out.narrow(cut, start, length), name)
+        return
+    _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)
+
+
+def _emit_one(
+    graph: Graph,
+    expr: str,
+    operands: Sequence[Operand],
+    tensors: list[tuple[int, Tensor]],
+    classes: Sequence[str],
+    result_cls: str,
+    out: Tensor,
+    name: str,
+) -> None:
+    sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
+    n = out.numel
+    d = out.dtype
+    flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
+    # Shared words are written whole where this launch owns all of them, else element by element with atomics.
+    fresh = out.ref < 0
+    whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
+    mode = "p" if whole else "w"
+    names = ["o", *(f"t{i}" for i, _ in tensors)]
+    walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
+    rank = len(sizes) if walked else 0
+
+    def words(w: Words) -> None:
+        w.u32("n", n)
+        if rank:
+            index_words(w, sizes, walked)
+        for i, x in enumerate(operands):
+            if not isinstance(x, Tensor):
+                w.number(f"v{i}", x, classes[i])
+
+    def source(w: Words) -> str:
+        values = []
+        for i, x in enumerate(operands):
+            if isinstance(x, Tensor):
+                at = f"x_t{i}" if f"t{i}" in walked else "i"
+                values.append(cast(f"ld_t{i}({at})", x.dtype.cls, classes[i]))
+            else:
+                values.append(w.expr(f"v{i}", classes[i]))
+        index = index_code(w, rank, list(walked)) if rank else ""
+        value = cast(expr.format(*values), result_cls, d.cls)
+        body = MAIN.format(wg=WORKGROUP) + f"let k = {LINEAR.format(wg=WORKGROUP)};\n"
+        if not whole:
+            at = "x_o" if "o" in walked else "i"
+            return body + f"if (k >= {w.expr('n')}) {{ return; }}\nlet i = k;\n{index}\nst_o({at}, {value});\n}}"
+        parts = []
+        for e in range(d.per_word):
+            parts.append(
+                f"{{ let i = k * {d.per_word}u + {e}u;\nif (i < {w.expr('n')}) {{ {index}\n"
+                f"bits = bits | ({wgsl.bits_of(d, value)} << {e * d.itemsize * 8}u); }} }}"
+            )
+        return body + f"if (k * {d.per_word}u >= {w.expr('n')}) {{ return; }}\nvar bits = 0u;\n" + "\n".join(parts) + "\nst_o(k, bits);\n}"
+
+    args = [("o", out, mode)] + [(f"t{i}", t, "r") for i, t in tensors]
+    kinds = tuple("t" if isinstance(x, Tensor) else "v" for x in operands)
+    static = (name, expr, rank, tuple(flat), kinds, tuple(classes), result_cls)
+    graph.launch("pointwise", args, words, source, grid(-(-n // d.per_word) if whole else n, WORKGROUP), static)
+
+
+def compute(
+    graph: Graph,
+    expr: str,
+    operands: Sequence[Operand],
+    classes: Sequence[str],
+    result_cls: str,
+    dtype: DType,
+    name: str,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """Like ``emit``, into the call's target where there is one, else into a new tensor (of the inputs' dense layout)."""
+    tensors = [x for x in operands if isinstance(x, Tensor)]
+    sizes = tuple(shape) if shape is not None else broadcast_shapes(*(t.sizes for t in tensors), ())
+    target = graph.target
+    if target is not None and target.sizes == sizes:
+        check_castable(dtype, target.dtype)
+        out = target
+    else:
+        strides = next((s for s in (dense_strides(t, sizes) for t in tensors) if s), None)
+        out = graph.new(sizes, dtype, strides)
+    emit(graph, expr, operands, classes, result_cls, out, name)
+    return out
+
+
+def copy_into(graph: Graph, src: Tensor, dst: Tensor) -> None:
+    """``dst[...] = src`` with broadcasting and conversion; bits are kept where the dtypes agree."""
+    emit(graph, "{0}", [src], [src.dtype.cls], src.dtype.cls, dst, "copy")
+
+
+def contiguous(graph: Graph, t: Tensor) -> Tensor:
+    """``t`` itself if it is contiguous, else a fresh copy."""
+    if t.contiguous:
+        return t
+    out = graph.new(t.sizes, t.dtype)
+    copy_into(graph, t, out)
+    return out
+
+
+def converted(graph: Graph, t: Tensor, dtype: DType) -> Tensor:
+    """``t`` in another dtype."""
+    if t.dtype is dtype:
+        return t
+    out = graph.new(t.sizes, dtype)
+    copy_into(graph, t, out)
+    return out
+
+
+def private_target(graph: Graph) -> Tensor | None:
+    """Takes the call's target away while a lowering makes intermediate tensors."""
+    target, graph.target = graph.target, None
+    return target
+
+
+# ---------------------------------------------------------------------------------------------------- registration
+
+
+def float_dtype(d: DType) -> DType:
+    """The dtype of float results of an op on ``d``: itself, or float32 for integers."""
+    return d if d.is_float else F32
+
+
+def unary(name: str, *, f: str, i: str | None = None, l: str | None = None, b: str | None = None) -> None:  # noqa: E741
+    """A unary op; without integer forms, integers are computed in float32."""
+    forms = {"f": f, "i": i, "l": l, "b": b}
+
+    @lower(name)
+    def lowering(graph: Graph, x: Operand, *_rest: Any) -> Tensor:
+        d = dtype_of(x)
+        form = forms[d.cls]
+        if form is None:
+            d = float_dtype(d)
+            form = f
+        return compute(graph, form, [x], [d.cls], d.cls, d, name)
+
+
+def predicate(name: str, *, f: str, i: str = "false", l: str = "false", b: str = "false") -> None:  # noqa: E741
+    """A unary op with a bool result."""
+    forms = {"f": f, "i": i, "l": l, "b": b}
+
+    @lower(name)
+    def lowering(graph: Graph, x: Operand) -> Tensor:
+        cls = dtype_of(x).cls
+        return compute(graph, forms[cls], [x], [cls], "b", BOOL, name)
+
+
+def binary_dtype(name: str, a: Operand, b: Operand) -> DType:
+    """The dtype a binary op computes in."""
+    return result_dtype(a, b)
+
+
+def binary(*names: str, f: str | None, i: str | None, l: str | None, b: str | None = None, compares: bool = False) -> None:  # noqa: E741
+    """A binary op; a missing float form means integers only, a missing integer form computes in float32."""
+    forms = {"f": f, "i": i, "l": l, "b": b}
+
+    @lower(*names)
+    def lowering(graph: Graph, x: Operand, y: Operand) -> Tensor:
+        d = _comparison_dtype(x, y) if compares else result_dtype(x, y)
+        if forms[d.cls] is None:
+            if f is None:
+                raise RuntimeError(f"\"{graph.op}\" not implemented for '{d.name}'")
+            d = float_dtype(d)
+        form = forms[d.cls]
+        assert form is not None
+        out = BOOL if compares else d
+        return compute(graph, form, [x, y], [d.cls, d.cls], "b" if compares else d.cls, out, names[0])
+
+
+def _comparison_dtype(x: Operand, y: Operand) -> DType:
+    """As promotion, except that an integer tensor and a Python float compare as floats, exactly where it matters."""
+    return result_dtype(x, y)
+
+
+unary("abs", f="abs({0})", i="abs({0})", l="abs64({0})", b="{0}")
+unary("neg", f="-({0})", i="(0 - {0})", l="neg64({0})")
+unary("sign", f="select(sign({0}), 0.0, isnan_({0}))", i="sign({0})", l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))", b="{0}")
+unary("sgn", f="select(sign({0}), 0.0, isnan_({0}))", i="sign({0})")
+unary("square", f="({0} * {0})", i="({0} * {0})", l="mul64({0}, {0})")
+unary("relu", f="select(max({0}, 0.0), {0}, isnan_({0}))", i="max({0}, 0)", l="max64({0}, vec2<u32>(0u))")
+for _name, _expr in {
+    "exp": "exp_({0})",
+    "exp2": "exp2({0})",
+    "expm1": "expm1_({0})",
+    "log": "log_({0})",
+    "log2": "(log_({0}) * 1.4426950408889634)",
+    "log10": "(log_({0}) * 0.4342944819032518)",
+    "log1p": "log1p_({0})",
+    "sqrt": "select(sqrt({0}), nan_(), {0} < 0.0)",
+    "rsqrt": "select(1.0 / sqrt({0}), nan_(), {0} < 0.0)",
+    "reciprocal": "(1.0 / {0})",
+    "sin": "sin_({0})",
+    "cos": "cos_({0})",
+    "tan": "(sin_({0}) / cos_({0}))",
+    "asin": "asin({0})",
+    "acos": "acos({0})",
+    "atan": "atan({0})",
+    "sinh": "(0.5 * (exp_({0}) - exp_(-({0}))))",
+    "cosh": "(0.5 * (exp_({0}) + exp_(-({0}))))",
+    "tanh": "tanh_({0})",
+    "erf": "erf_({0})",
+    "erfc": "erfc_({0})",
+    "erfinv": "erfinv_({0})",
+    "sigmoid": "sigmoid_({0})",
+    "silu": "({0} * sigmoid_({0}))",
+    "hardsigmoid": "clamp_f({0} / 6.0 + 0.5, 0.0, 1.0)",
+    "hardswish": "({0} * clamp_f({0} + 3.0, 0.0, 6.0) / 6.0)",
+    "mish": "({0} * tanh_(softplus_({0})))",
+    "log_sigmoid": "(-softplus_(-({0})))",
+}.items():
+    if _name != "log_sigmoid":
+        unary(_name, f=_expr)
+for _name, _expr in {"floor": "floor({0})", "ceil": "ceil({0})", "trunc": "trunc({0})", "round": "round({0})"}.items():
+    unary(_name, f=_expr, i="{0}", l="{0}")
+unary("frac", f="({0} - trunc({0}))")
+unary("bitwise_not", f="{0}", i="(~{0})", l="(~{0})", b="(!{0})")
+predicate("isnan", f="isnan_({0})")
+predicate("isinf", f="isinf_({0})")
+predicate("isfinite", f="(!isnan_({0}) && !isinf_({0}))", i="true", l="true", b="true")
+predicate("isposinf", f="(isinf_({0}) && {0} > 0.0)")
+predicate("isneginf", f="(isinf_({0}) && {0} < 0.0)")
+predicate("signbit", f="((bitcast<u32>({0}) >> 31u) == 1u)", i="({0} < 0)", l="neg_({0})")
+predicate("logical_not", f="(!truth({0}))", i="({0} == 0)", l="all({0} == vec2<u32>(0u))", b="(!{0})")
+
+
+def _arithmetic(name: str, f: str, i: str, l: str, b: str | None) -> None:  # noqa: E741
+    """add and sub, with alpha."""
+
+    @lower(f"{name}.Tensor", f"{name}.Scalar")
+    def lowering(graph: Graph, x: Operand, y: Operand, alpha: Operand = 1) -> Tensor:
+        d = result_dtype(x, y)
+        form = {"f": f, "i": i, "l": l, "b": b}[d.cls]
+        if form is None:
+            raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported; use `^` or logical_xor")
+        if not isinstance(alpha, Scalar) and alpha == 1:
+            return compute(graph, form, [x, y], [d.cls] * 2, d.cls, d, name)
+        if dtype_of(alpha).is_float and not d.is_float:
+            raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+        scaled = {"f": "({2} * {1})", "i": "({2} * {1})", "l": "mul64({2}, {1})", "b": "({2} && {1})"}[d.cls]
+        return compute(graph, form.replace("{1}", scaled), [x, y, alpha], [d.cls] * 3, d.cls, d, name)
+
+
+_arithmetic("add", "({0} + {1})", "({0} + {1})", "add64({0}, {1})", "({0} || {1})")
+_arithmetic("sub", "({0} - {1})", "({0} - {1})", "sub64({0}, {1})", None)
+
+
+@lower("rsub.Tensor", "rsub.Scalar")
+def _rsub(graph: Graph, x: Operand, y: Operand, alpha: Operand = 1) -> Tensor:
+    if alpha != 1:
+        return NotImplemented
+    d = result_dtype(x, y)
+    form = {"f": "({1} - {0})", "i": "({1} - {0})", "l": "sub64({1}, {0})"}[d.cls]
+    return compute(graph, form, [x, y], [d.cls] * 2, d.cls, d, "rsub")
+
+
+binary("mul.Tensor", "mul.Scalar", f="({0} * {1})", i="({0} * {1})", l="mul64({0}, {1})", b="({0} && {1})")
+binary("maximum", f="fmaximum({0}, {1})", i="max({0}, {1})", l="max64({0}, {1})", b="({0} || {1})")
+binary("minimum", f="fminimum({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})", b="({0} && {1})")
+binary("fmax", f="fmax_({0}, {1})", i="max({0}, {1})", l="max64({0}, {1})", b="({0} || {1})")
+binary("fmin", f="fmin_({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})", b="({0} && {1})")
+binary("atan2", f="atan2({0}, {1})", i=None, l=None)
+binary("bitwise_and.Tensor", "bitwise_and.Scalar", "__and__.Tensor", "__and__.Scalar", f=None, i="({0} & {1})", l="({0} & {1})", b="({0} && {1})")
+binary("bitwise_or.Tensor", "bitwise_or.Scalar", "__or__.Tensor", "__or__.Scalar", f=None, i="({0} | {1})", l="({0} | {1})", b="({0} || {1})")
+binary("bitwise_xor.Tensor", "bitwise_xor.Scalar", "__xor__.Tensor", "__xor__.Scalar", f=None, i="({0} ^ {1})", l="({0} ^ {1})", b="({0} != {1})")
+binary("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Tensor", "__lshift__.Scalar", f=None, i="shl32({0}, {1})", l="shl64({0}, {1}.x)")
+binary("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Tensor", "__rshift__.Scalar", f=None, i="shr32({0}, {1})", l="shr64({0}, {1}.x)")
+for _name, _f, _l, _b in (
+    ("eq", "({0} == {1})", "eq64({0}, {1})", "({0} == {1})"),
+    ("ne", "({0} != {1})", "(!eq64({0}, {1}))", "({0} != {1})"),
+    ("lt", "({0} < {1})", "lt64({0}, {1})", "(!{0} && {1})"),
+    ("gt", "({0} > {1})", "lt64({1}, {0})", "({0} && !{1})"),
+    ("le", "({0} <= {1})", "(!lt64({1}, {0}))", "(!{0} || {1})"),
+    ("ge", "({0} >= {1})", "(!lt64({0}, {1}))", "({0} || !{1})"),
+):
+    # Subnormals differ from zero and NaN from everything, whatever a driver flushes or assumes.
+    _exact = {
+        "eq": "(({0} == {1}) && !isnan_({0}) && (truth({0}) == truth({1})))",
+        "ne": "(({0} != {1}) || isnan_({0}) || (truth({0}) != truth({1})))",
+    }.get(_name, f"({_f} && !isnan_({{0}}) && !isnan_({{1}}))")
+    binary(f"{_name}.Tensor", f"{_name}.Scalar", f=_exact, i=_f, l=_l, b=_b, compares=True)
+for _name, _expr in (("logical_and", "({0} && {1})"), ("logical_or", "({0} || {1})"), ("logical_xor", "({0} != {1})")):
+
+    @lower(_name)
+    def _logical(graph: Graph, x: Operand, y: Operand, expr: str = _expr, name: str = _name) -> Tensor:
+        return compute(graph, expr, [x, y], ["b", "b"], "b", BOOL, name)
+
+
+# ---------------------------------------------------------------------------------------------------- division
+
+
+def check_zero_divisor(graph: Graph, y: Operand, d: DType) -> None:
+    """Integer division by zero raises: at once for a number, at the next synchronising call for a tensor."""
+    if not isinstance(y, Tensor):
+        if (y.value if isinstance(y, Scalar) else y) == 0:
+            raise RuntimeError("ZeroDivisionError")
+        return
+    if y.numel == 0:
+        return
+    error = graph.error_tensor()
+    ident = register_error("RuntimeError", f"ZeroDivisionError: integer division by zero in {graph.op}")
+    sizes, strides = collapse(y.sizes, [y.strides])
+    n, rank = y.numel, len(sizes)
+
+    def words(w: Words) -> None:
+        w.u32("n", n)
+        w.u32("id", ident)
+        index_words(w, sizes, {"y": strides[0]})
+
+    def source(w: Words) -> str:
+        zero = {"i": "ld_y(x_y) == 0", "l": "all(ld_y(x_y) == vec2<u32>(0u))", "b": "!ld_y(x_y)"}[y.dtype.cls]
+        return (
+            MAIN.format(wg=WORKGROUP)
+            + f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}\n{index_code(w, rank, ['y'])}\n"
+            + f"if ({zero}) {{ atomicStore(&B1[0], {w.id}); }}\n}}"
+        )
+
+    graph.launch("check_zero", [("y", y, "r"), ("e", error, "a")], words, source, grid(n, WORKGROUP), rank)
+
+
+@lower("div.Tensor", "div.Scalar", "true_divide.Tensor")
+def _div(graph: Graph, x: Operand, y: Operand) -> Tensor:
+    d = float_dtype(result_dtype(x, y))
+    return compute(graph, "({0} / {1})", [x, y], ["f", "f"], "f", d, "div")
+
+
+_ROUNDED = {
+    "trunc": {"f": "trunc({0} / {1})", "i": "divt32({0}, {1})", "l": "divt64({0}, {1})"},
+    "floor": {"f": "floordiv_f({0}, {1})", "i": "divf32({0}, {1})", "l": "divf64({0}, {1})"},
+    "remainder": {"f": "remf({0}, {1})", "i": "remf32({0}, {1})", "l": "remf64({0}, {1})"},
+    "fmod": {"f": "fmod_({0}, {1})", "i": "remt32({0}, {1})", "l": "remt64({0}, {1})"},
+}
+
+
+def _rounded(graph: Graph, x: Operand, y: Operand, mode: str) -> Tensor:
+    d = result_dtype(x, y)
+    cls = "i" if d.cls == "b" else d.cls
+    if not d.is_float:
+        check_zero_divisor(graph, y, d)
+    return compute(graph, _ROUNDED[mode][cls], [x, y], [cls, cls], cls, d, mode)
+
+
+@lower("div.Tensor_mode", "div.Scalar_mode", out="out_mode")
+def _div_mode(graph: Graph, x: Operand, y: Operand, mode: str | None = None) -> Tensor:
+    return _div(graph, x, y) if mode is None else _rounded(graph, x, y, mode)
+
+
+@lower("floor_divide", "floor_divide.Scalar")
+def _floor_divide(graph: Graph, x: Operand, y: Operand) -> Tensor:
+    return _rounded(graph, x, y, "floor")
+
+
+@lower("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def _remainder(graph: Graph, x: Operand, y: Operand) -> Tensor:
+    return _rounded(graph, x, y, "remainder")
+
+
+@lower("fmod.Tensor", "fmod.Scalar")
+def _fmod(graph: Graph, x: Operand, y: Operand) -> Tensor:
+    return _rounded(graph, x, y, "fmod")
+
+
+@lower("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def _pow(graph: Graph, x: Operand, y: Operand) -> Tensor:
+    d = result_dtype(x, y)
+    if not d.is_float and not isinstance(y, (Tensor, Scalar)) and y < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
+    if d.is_float and isinstance(y, (int, float, Scalar)) and not isinstance(y, bool):
+        number = y.value if isinstance(y, Scalar) else y
+        simple = {2: "({0} * {0})", 1: "{0}", 0.5: "sqrt({0})", 3: "({0} * {0} * {0})", -1: "(1.0 / {0})", -0.5: "(1.0 / sqrt({0}))"}
+        if number in simple and isinstance(x, Tensor):
+            return compute(graph, simple[number], [x], ["f"], "f", d, "pow")
+    cls = "i" if d.cls == "b" else d.cls
+    form = {"f": "pow_f({0}, {1})", "i": "powi({0}, {1})", "l": "pow64({0}, {1})"}[cls]
+    return compute(graph, form, [x, y], [cls, cls], cls, d, "pow")
+
+
+# ---------------------------------------------------------------------------------------------------- ternary and selection
+
+
+@lower("where.self")
+def _where(graph: Graph, condition: Tensor, x: Operand, y: Operand) -> Tensor:
+    d = result_dtype(x, y)
+    return compute(graph, "select({2}, {1}, {0})", [condition, x, y], ["b", d.cls, d.cls], d.cls, d, "where")
+
+
+@lower("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(graph: Graph, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
+    c = x.dtype.cls
+    if dtype_of(value).is_float and c != "f":
+        raise RuntimeError(f"value cannot be converted to type {x.dtype.name} without overflow")
+    return compute(graph, "select({0}, {2}, {1})", [x, mask, value], [c, "b", c], c, x.dtype, "masked_fill")
+
+
+def _bounded(graph: Graph, x: Tensor, low: Operand | None, high: Operand | None) -> Tensor:
+    d = result_dtype(x, *(v for v in (low, high) if v is not None))
+    c = "i" if d.cls == "b" else d.cls
+    largest, smallest = {"f": ("fmaximum", "fminimum"), "i": ("max", "min"), "l": ("max64", "min64")}[c]
+    expr, operands = "{0}", [x]
+    for function, bound in ((largest, low), (smallest, high)):
+        if bound is not None:
+            expr = f"{function}({expr}, {{{len(operands)}}})"
+            operands.append(bound)
+    if len(operands) == 1:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    return compute(graph, expr, operands, [c] * len(operands), c, d, "clamp")
+
+
+@lower("clamp", "clamp.Tensor")
+def _clamp(graph: Graph, x: Tensor, low: Operand | None = None, high: Operand | None = None) -> Tensor:
+    return _bounded(graph, x, low, high)
+
+
+@lower("clamp_min", "clamp_min.Tensor")
+def _clamp_min(graph: Graph, x: Tensor, low: Operand) -> Tensor:
+    return _bounded(graph, x, low, None)
+
+
+@lower("clamp_max", "clamp_max.Tensor")
+def _clamp_max(graph: Graph, x: Tensor, high: Operand) -> Tensor:
+    return _bounded(graph, x, None, high)
+
+
+@lower("hardtanh")
+def _hardtanh(graph: Graph, x: Tensor, low: Operand, high: Operand) -> Tensor:
+    return _bounded(graph, x, low, high)
+
+
+@lower("gelu")
+def _gelu(graph: Graph, x: Tensor, approximate: str = "none") -> Tensor:
+    form = "gelu_tanh_({0})" if approximate == "tanh" else "gelu_({0})"
+    return compute(graph, form, [x], ["f"], "f", x.dtype, "gelu")
+
+
+@lower("leaky_relu")
+def _leaky_relu(graph: Graph, x: Tensor, slope: Operand) -> Tensor:
+    return compute(graph, "select({0}, {0} * {1}, {0} < 0.0)", [x, slope], ["f", "f"], "f", x.dtype, "leaky_relu")
+
+
+@lower("elu")
+def _elu(graph: Graph, x: Tensor, alpha: Operand, scale: Operand, input_scale: Operand) -> Tensor:
+    form = "select({2} * {0}, {2} * {1} * expm1_({0} * {3}), {0} < 0.0)"
+    return compute(graph, form, [x, alpha, scale, input_scale], ["f"] * 4, "f", x.dtype, "elu")
+
+
+@lower("softplus")
+def _softplus(graph: Graph, x: Tensor, beta: Operand, threshold: Operand) -> Tensor:
+    form = "select(softplus_({0} * {1}) / {1}, {0}, {0} * {1} > {2})"
+    return compute(graph, form, [x, beta, threshold], ["f"] * 3, "f", x.dtype, "softplus")
+
+
+@lower("threshold")
+def _threshold(graph: Graph, x: Tensor, threshold: Operand, value: Operand) -> Tensor:
+    return compute(graph, "select({0}, {2}, {0} <= {1})", [x, threshold, value], ["f"] * 3, "f", x.dtype, "threshold")
+
+
+@lower("addcmul")
+def _addcmul(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) -> Tensor:
+    d = result_dtype(x, a, b)
+    if d.cls == "l":
+        return compute(graph, "add64({0}, mul64({3}, mul64({1}, {2})))", [x, a, b, value], ["l"] * 4, "l", d, "addcmul")
+    return compute(graph, "({0} + {3} * {1} * {2})", [x, a, b, value], [d.cls] * 4, d.cls, d, "addcmul")
+
+
+@lower("addcdiv")
+def _addcdiv(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) -> Tensor:
+    return compute(graph, "({0} + {3} * ({1} / {2}))", [x, a, b, value], ["f"] * 4, "f", result_dtype(x, a, b), "addcdiv")
+
+
+@lower("lerp.Scalar", "lerp.Tensor")
+def _lerp(graph: Graph, a: Tensor, b: Tensor, weight: Operand) -> Tensor:
+    form = "select({1} - ({1} - {0}) * (1.0 - {2}), {0} + {2} * ({1} - {0}), abs({2}) < 0.5)"
+    return compute(graph, form, [a, b, weight], ["f"] * 3, "f", result_dtype(a, b), "lerp")
+
+
+@lower("nan_to_num")
+def _nan_to_num(graph: Graph, x: Tensor, nan: Operand | None = None, high: Operand | None = None, low: Operand | None = None) -> Tensor:
+    if not x.dtype.is_float:
+        return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
+    import torch
+
+    info = torch.finfo(x.dtype.torch)
+    values = [0.0 if nan is None else nan, info.max if high is None else high, info.min if low is None else low]
+    form = "select(select({0}, select({3}, {2}, {0} > 0.0), isinf_({0})), {1}, isnan_({0}))"
+    return compute(graph, form, [x, *values], ["f"] * 4, "f", x.dtype, "nan_to_num")
+
+
+# The backward formulas that CompositeImplicit code does not cover, for fine-tuning small models.
+for _name, _expr in {
+    "sigmoid_backward": "({0} * {1} * (1.0 - {1}))",
+    "tanh_backward": "({0} * (1.0 - {1} * {1}))",
+    "silu_backward": "({0} * sigmoid_({1}) * (1.0 + {1} * (1.0 - sigmoid_({1}))))",
+}.items():
+
+    @lower(_name, out="grad_input")
+    def _backward(graph: Graph, grad: Tensor, y: Tensor, expr: str = _expr, name: str = _name) -> Tensor:
+        return compute(graph, expr, [grad, y], ["f", "f"], "f", result_dtype(grad, y), name)
+
+
+@lower("threshold_backward", out="grad_input")
+def _threshold_backward(graph: Graph, grad: Tensor, x: Tensor, threshold: Operand) -> Tensor:
+    return compute(graph, "select({0}, 0.0, {1} <= {2})", [grad, x, threshold], ["f"] * 3, "f", grad.dtype, "threshold_backward")
+
+
+def size_of(shape: Sequence[int]) -> int:
+    """Number of elements of a shape."""
+    return product(shape)

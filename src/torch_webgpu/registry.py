@@ -1,0 +1,203 @@
+"""The one table of lowerings, and what happens on a recipe miss.
+
+``@lower("add.Tensor")`` registers the functional op; its in-place and ``out=`` forms follow by themselves. What has no lowering
+is decomposed by PyTorch's table, else runs on the CPU (or raises, under ``TORCH_WEBGPU_FALLBACK=error``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _C, wgsl
+from .config import config
+from .errors import FallbackError, UnsupportedDTypeError
+from .recipe import Graph, Scalar, Tensor, contiguous_strides
+
+Lowering = Callable[..., Any]
+_PRIVATEUSE1 = 20  # c10::DeviceType::PrivateUse1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One op overload.
+
+    Attributes:
+        results: how many tensors it returns, for ``out=`` forms the number of ``out`` arguments.
+        form: ``new``, ``inplace`` or ``out``.
+        mixed: whether CPU tensors with dimensions may be among the arguments.
+    """
+
+    lowering: Lowering
+    form: str
+    results: int
+    mixed: bool
+
+
+_entries: dict[str, Entry] = {}
+_cpu_by_choice: dict[str, str] = {}
+_decomposed: list[torch.library.Library] = []
+
+
+def _add(key: str, entry: Entry) -> None:
+    if key in _entries:
+        raise ValueError(f"{key} has two lowerings")
+    _entries[key] = entry
+
+
+def lower(
+    *names: str, out: str | None = None, results: int = 1, inplace: bool = True, mixed: bool = False
+) -> Callable[[Lowering], Lowering]:
+    """Registers a lowering for ATen overloads (``"add.Tensor"``; ``"webgpu::name"`` for the package's own).
+
+    Args:
+        out: overload name of the ``out=`` form where it does not follow from the functional one.
+        results: number of returned tensors.
+        inplace: whether the op's trailing-underscore form, if PyTorch has one, computes the same.
+        mixed: whether CPU tensors with dimensions may be among the arguments.
+    """
+
+    def register(lowering: Lowering) -> Lowering:
+        for name in names:
+            if name.startswith("webgpu::"):
+                _add(name, Entry(lowering, "new", results, mixed))
+                continue
+            base, _, overload = name.partition(".")
+            _add(name, Entry(lowering, "inplace" if base.endswith("_") else "new", results, mixed))
+            if base.endswith("_"):
+                continue
+            if inplace and _C.has_schema(f"aten::{base}_", overload):
+                _add(f"{base}_.{overload}".rstrip("."), Entry(lowering, "inplace", results, mixed))
+            for candidate in (out,) if out else (f"{overload}_out" if overload else "out", "out"):
+                if _C.has_schema(f"aten::{base}", candidate) and f"{base}.{candidate}" not in _entries:
+                    _add(f"{base}.{candidate}", Entry(lowering, "out", results, mixed))
+                    break
+        return lowering
+
+    return register
+
+
+def fallback(reason: str, *names: str) -> None:
+    """Declares ops that run on the CPU on purpose (still counted by ``torch_webgpu.fallbacks()``)."""
+    for name in names:
+        _cpu_by_choice[name] = reason
+
+
+def install() -> None:
+    """Puts the native core's kernel directly on every op that has a lowering."""
+    for key in _entries:
+        if "::" not in key:
+            _C.register_op("aten", key)
+    _C.set_miss_handler(miss)
+
+
+def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
+    if isinstance(value, float):
+        return Scalar(graph, index, False, value, wgsl.F32, True)
+    if isinstance(value, _C.Meta):
+        if value.device != _PRIVATEUSE1 and value.value is not None:
+            dtype = wgsl.DTYPES.get(value.dtype, wgsl.F32)
+            return Scalar(graph, value.ref, True, value.value, dtype, value.wrapped)
+        if value.device != _PRIVATEUSE1 and not entry.mixed:
+            raise RuntimeError(
+                f"Expected all tensors to be on the same device, but found webgpu and {'cpu' if value.device == 0 else 'another'} "
+                f"(a tensor of shape {list(value.sizes)}) in {graph.op}; move it with .to('webgpu')"
+            )
+        dtype = wgsl.DTYPES.get(value.dtype)
+        if dtype is None:
+            raise UnsupportedDTypeError(f"{graph.op}: webgpu has no tensors of c10 scalar type {value.dtype}")
+        buffer = ("arg", value.alias) if value.device == _PRIVATEUSE1 else ("cpu", value.ref)
+        return Tensor(value.ref, buffer, dtype, value.sizes, value.strides, 0, value.offset, value.wrapped)
+    if isinstance(value, list):
+        return [_convert(graph, v, index, entry) for v in value]
+    return value
+
+
+def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
+    """Called by the native core for a signature it does not know; see ``recipe.Graph.finish`` for what it returns."""
+    base = name.removeprefix("aten::")
+    key = f"{base}.{overload}" if overload else base
+    entry = _entries.get(key)
+    if entry is None:
+        return _without_lowering(name, overload, key)
+    graph = Graph(key)
+    args = [_convert(graph, value, i, entry) for i, value in enumerate(raw)]
+    targets: list[Tensor] = []
+    if entry.form == "inplace":
+        targets = [args[0]]
+    elif entry.form == "out":
+        targets, args = args[len(args) - entry.results :], args[: len(args) - entry.results]
+    if targets:
+        graph.target = targets[0]
+    result = entry.lowering(graph, *args)
+    if result is NotImplemented:
+        return _without_lowering(name, overload, key)
+    results = list(result) if isinstance(result, (tuple, list)) else [result]
+    results = [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
+    return graph.finish(results)
+
+
+def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
+    """Brings a result to the tensor an in-place or ``out=`` call wants it in."""
+    from .ops.pointwise import copy_into
+
+    if result is target or (result.buffer == target.buffer and result.strides == target.strides and result.sizes == target.sizes):
+        return result
+    if result.sizes != target.sizes:
+        if form == "inplace":
+            raise RuntimeError(
+                f"output with shape {list(target.sizes)} doesn't match the broadcast shape {list(result.sizes)} in {graph.op}"
+            )
+        target = Tensor(target.ref, target.buffer, target.dtype, result.sizes, contiguous_strides(result.sizes), 0, target.offset)
+    check_castable(result.dtype, target.dtype)
+    copy_into(graph, result, target)
+    return target
+
+
+def check_castable(source: wgsl.DType, target: wgsl.DType) -> None:
+    """Raises where PyTorch refuses to store a result of one dtype into another."""
+    order = {"b": 0, "i": 1, "l": 1, "f": 2}
+    if order[source.cls] > order[target.cls]:
+        names = {"float32": "Float", "int64": "Long", "bool": "Bool", "int32": "Int", "float16": "Half"}
+        raise RuntimeError(
+            f"result type {names.get(source.name, source.name)} can't be cast to the desired output type "
+            f"{names.get(target.name, target.name)}"
+        )
+
+
+def _without_lowering(name: str, overload: str, key: str) -> Any:
+    if key not in _cpu_by_choice and name.startswith("aten::"):
+        packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
+        op = getattr(packet, overload or "default", None) if packet is not None else None
+        decomposition = _decomposition_of(op)
+        if decomposition is not None:
+            library = torch.library.Library("aten", "IMPL")
+            library.impl(key, decomposition, "PrivateUse1")
+            _decomposed.append(library)  # the registration lives as long as this object
+            return "redispatch"
+    if config.fallback == "error":
+        raise FallbackError(
+            f"{name}.{overload or 'default'} has no WebGPU kernel and TORCH_WEBGPU_FALLBACK=error forbids running it on the CPU. "
+            "Unset the variable to allow it, or move the tensors to the CPU around this op."
+        )
+    warnings.warn(
+        f"{name}.{overload or 'default'} has no WebGPU kernel yet and runs on the CPU (slow: it waits for the device and copies). "
+        "This is said once; torch_webgpu.fallbacks() counts.",
+        stacklevel=2,
+    )
+    return None
+
+
+def _decomposition_of(op: Any) -> Callable[..., Any] | None:
+    from torch._decomp import decomposition_table
+
+    return decomposition_table.get(op) if op is not None else None
+
+
+def lowered() -> Sequence[str]:
+    """Names of all op overloads with a lowering."""
+    return sorted(_entries)
