@@ -1,0 +1,42 @@
+"""Settings of every test run, made before torch is imported: one quiet adapter, no network, and no run without a device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+# Vulkan loaders want a runtime directory of their own; the name survives pytest-xdist's workers, which inherit it.
+os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="torch-webgpu-"))
+# Naming the adapter silences the warning about CPU rasterisers.
+os.environ.setdefault("TORCH_WEBGPU_ADAPTER", "0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_report_header() -> str:
+    """Names the implementation and adapter the run is about."""
+    try:
+        return f"webgpu: {_adapter()}"
+    except Exception as e:
+        return f"webgpu: none ({e})"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def webgpu_device() -> str:
+    """The device's name. Without an adapter the run fails, it never skips."""
+    try:
+        _adapter()
+    except Exception as e:
+        pytest.exit(f"The tests need a WebGPU device: {e}", returncode=3)
+    return "webgpu"
+
+
+def _adapter() -> str:
+    import torch  # noqa: F401 - registers the device
+    from torch_webgpu import runtime
+
+    adapter = runtime.device().adapter
+    return f"{adapter.name} ({adapter.implementation}, {adapter.backend}, {adapter.driver or adapter.kind})"
