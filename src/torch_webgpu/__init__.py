@@ -5,41 +5,58 @@
 
 from __future__ import annotations
 
-from . import _C, ops, registry
-from .device_module import register as _register_device
-from .errors import (
-    DeviceLostError,
-    FallbackError,
-    InternalError,
-    LimitError,
-    MissingImplementationError,
-    NoAdapterError,
-    OutOfMemoryError,
-    ShaderError,
-    UnsupportedDTypeError,
-    ValidationError,
-    WebGPUError,
-)
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        DeviceLostError,
+        FallbackError,
+        InternalError,
+        LimitError,
+        MissingImplementationError,
+        NoAdapterError,
+        OutOfMemoryError,
+        ShaderError,
+        UnsupportedDTypeError,
+        ValidationError,
+        WebGPUError,
+    )
 
 __version__ = "0.1.0"
+_registered = False
 
 
 def fallbacks() -> dict[str, int]:
     """Ops that ran on the CPU for want of a kernel, and how often, since the start of the process."""
+    from . import _C
+
     return dict(_C.fallbacks())
 
 
 def _autoload() -> None:
-    """Entry point of ``torch.backends``: importing the module has done the work."""
+    """Registers the device; the entry point of ``torch.backends``. Later calls do nothing."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    import torch  # noqa: F401 - comes first: it calls this function again, and the native core needs its libraries
 
+    from . import _C, device_module, ops, registry  # noqa: F401
 
-def _register() -> None:
-    _register_device()
+    device_module.register()
     ops.load()
     registry.install()
 
 
-_register()
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import errors
+
+    return getattr(errors, name)
+
 
 __all__ = [
     "DeviceLostError",
@@ -55,3 +72,7 @@ __all__ = [
     "WebGPUError",
     "fallbacks",
 ]
+
+# The command line answers --help without torch, and registers where a command needs the device.
+if PurePath((sys.argv or [""])[0]).stem != "torch-webgpu":
+    _autoload()
