@@ -83,6 +83,8 @@ def adapters() -> list[AdapterInfo]:
             continue
         info = w.WGPUAdapterInfo()
         w.wgpuAdapterGetInfo(handle, info)
+        if info.backendType == w.WGPUBackendType_Null:  # offered where there is no driver; it computes nothing
+            continue
         limits = _limits_of(handle)
         adapter = AdapterInfo(
             implementation=name,
