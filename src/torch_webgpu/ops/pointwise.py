@@ -111,26 +111,27 @@ def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[li
 # ---------------------------------------------------------------------------------------------------- the kernel
 
 
-def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i") -> str:
-    """WGSL that turns a linear index into one element index an operand (``x_<name>``); size 0 of the outermost is not needed."""
-    lines = [f"var r_ = {linear};"]
-    lines += [f"var x_{name} = 0u;" for name in names]
+def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i", prefix: str = "") -> str:
+    """WGSL that turns a linear index into one element index an operand (``x_<prefix><name>``)."""
+    lines = [f"var r_{prefix} = {linear};"]
+    lines += [f"var x_{prefix}{name} = 0u;" for name in names]
     for d in range(rank - 1, -1, -1):
         if d:
-            lines.append(f"{{ let c = r_ % {w.expr(f's{d}')}; r_ = r_ / {w.expr(f's{d}')};")
+            size = w.expr(f"{prefix}s{d}")
+            lines.append(f"{{ let c = r_{prefix} % {size}; r_{prefix} = r_{prefix} / {size};")
         else:
-            lines.append("{ let c = r_;")
-        lines += [f"x_{name} += c * {w.expr(f'{name}_{d}')};" for name in names]
+            lines.append(f"{{ let c = r_{prefix};")
+        lines += [f"x_{prefix}{name} += c * {w.expr(f'{prefix}{name}_{d}')};" for name in names]
         lines.append("}")
     return "\n".join(lines)
 
 
-def index_words(w: Words, sizes: Sequence[int], strides: dict[str, Sequence[int]]) -> None:
+def index_words(w: Words, sizes: Sequence[int], strides: dict[str, Sequence[int]], prefix: str = "") -> None:
     """The uniform words that ``index_code`` reads."""
     for d, n in enumerate(sizes):
-        w.u32(f"s{d}", n)
+        w.u32(f"{prefix}s{d}", n)
         for name, s in strides.items():
-            w.u32(f"{name}_{d}", s[d])
+            w.u32(f"{prefix}{name}_{d}", s[d])
 
 
 def _may_overlap(a: Tensor, b: Tensor) -> bool:
