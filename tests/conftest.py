@@ -1,4 +1,4 @@
-"""Settings of every test run, made before torch is imported: one quiet adapter, no network, and no run without a device."""
+"""Settings of every test run, made before torch is imported: a quiet adapter, no network, no run without a device."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def webgpu_device() -> str:
 
 def _adapter() -> str:
     import torch  # noqa: F401 - registers the device
+
     from torch_webgpu import runtime
 
     adapter = runtime.device().adapter
