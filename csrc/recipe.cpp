@@ -227,8 +227,9 @@ T scalar_of(const Call& call, const Patch& patch) {
     case at::ScalarType::Char: value = *t.const_data_ptr<int8_t>(); break;
     case at::ScalarType::Byte: value = *t.const_data_ptr<uint8_t>(); break;
     case at::ScalarType::Bool: value = *t.const_data_ptr<bool>(); break;
-    default: raise_python("UnsupportedDTypeError", std::string("webgpu cannot use a CPU scalar of dtype ") +
-                                                       c10::toString(t.scalar_type()));
+    default:
+      raise_python("UnsupportedDTypeError",
+                   std::string("webgpu cannot use a CPU scalar of dtype ") + c10::toString(t.scalar_type()));
   }
   return value.to<T>();
 }
@@ -370,7 +371,10 @@ void replay(Call& call, const Recipe& recipe, Stopwatch& watch) {
   for (auto& step : recipe.steps) launch(call, step, watch);
   for (Block* temp : call.temps) free_block(temp);  // the queue orders its next use after this one
   stats.launches++;
-  if (C10_UNLIKELY(has_errors())) raise_errors(describe(call));
+  if (C10_UNLIKELY(has_errors())) {
+    drop_bind_groups();  // one of them may be the invalid object
+    raise_errors(describe(call));
+  }
   if (C10_UNLIKELY(device.debug)) {
     synchronize();
     raise_errors(describe(call));
@@ -383,11 +387,17 @@ EntryPtr ask_python(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arg
   auto& name = op.operator_name();
   PyObject* described = describe_arguments(args);
   PyObject* result =
-      described ? PyObject_CallFunction(miss_handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described) : nullptr;
+      described ? PyObject_CallFunction(miss_handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described)
+                : nullptr;
   if (!result) rethrow_python(gil);
   auto entry = std::make_shared<Entry>();
-  redispatch = PyUnicode_Check(result);
-  if (!redispatch) entry->recipe = parse_recipe(result);
+  redispatch = PyUnicode_Check(result) && PyUnicode_CompareWithASCIIString(result, "redispatch") == 0;
+  if (PyUnicode_Check(result)) {
+    entry->recipe.kind = Recipe::Kind::redirect;
+    entry->recipe.redirect = PyUnicode_AsUTF8(result);
+  } else {
+    entry->recipe = parse_recipe(result);
+  }
   Py_DECREF(result);
   if (PyErr_Occurred()) rethrow_python(gil);
   PyGILState_Release(gil);
@@ -439,6 +449,12 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     fallen_back[toString(op.operator_name())]++;
     lock.unlock();
     return at::native::cpu_fallback(op, stack);
+  }
+  if (entry->recipe.kind == Recipe::Kind::redirect) {
+    lock.unlock();
+    auto other = c10::Dispatcher::singleton().findSchemaOrThrow(entry->recipe.redirect.c_str(), "");
+    TORCH_INTERNAL_ASSERT(other.schema().arguments().size() == arity, entry->recipe.redirect, " has another schema");
+    return other.callBoxed(stack);
   }
   Call call{op, args, signature.tensors, {}, {}};
   replay(call, entry->recipe, watch);

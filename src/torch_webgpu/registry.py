@@ -41,6 +41,7 @@ class Entry:
 _entries: dict[str, Entry] = {}
 _cpu_by_choice: dict[str, str] = {}
 _decomposed: list[torch.library.Library] = []
+_warned: set[str] = set()
 
 
 def _add(key: str, entry: Entry) -> None:
@@ -136,6 +137,8 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     result = entry.lowering(graph, *args)
     if result is NotImplemented:
         return _without_lowering(name, overload, key)
+    if isinstance(result, str):  # an op of the same schema that does it with help of the host
+        return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     results = [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
     return graph.finish(results)
@@ -184,6 +187,9 @@ def _without_lowering(name: str, overload: str, key: str) -> Any:
             f"{name}.{overload or 'default'} has no WebGPU kernel and TORCH_WEBGPU_FALLBACK=error forbids running it on the CPU. "
             "Unset the variable to allow it, or move the tensors to the CPU around this op."
         )
+    if key in _warned:  # the native core asks once a signature
+        return None
+    _warned.add(key)
     warnings.warn(
         f"{name}.{overload or 'default'} has no WebGPU kernel yet and runs on the CPU (slow: it waits for the device and copies). "
         "This is said once; torch_webgpu.fallbacks() counts.",

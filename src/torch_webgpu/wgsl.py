@@ -152,7 +152,8 @@ class Operand:
     Attributes:
         name: suffix of its functions: ``ld_<name>(i)``, ``st_<name>(i, value)``, ``w_<name>(i)`` (raw word).
         slot: the binding that holds it.
-        mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words.
+        mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words;
+            ``+`` atomic accumulation, ``acc_<name>(i, value)``; ``a`` the error buffer, ``fail_<name>(id, value, size)``.
     """
 
     name: str
@@ -185,9 +186,39 @@ def _accessors(op: Operand, index: int, atomic: bool) -> str:
         else:
             store = put(f"{off} + i", bits_of(d, "v"))
         lines.append(f"fn st_{op.name}(i: u32, v: {TYPE[d.cls]}) {{ {store} }}")
+    elif op.mode == "a":
+        lines.append(
+            f"fn fail_{op.name}(id: u32, value: vec2<u32>, size: u32) {{ {put('1u', 'value.x')} {put('2u', 'value.y')} "
+            f"{put('3u', 'size')} {put('0u', 'id')} }}"
+        )
+    elif op.mode == "+":
+        lines.append(_accumulator(op, off))
     elif op.mode == "p":
         lines.append(f"fn st_{op.name}(i: u32, v: u32) {{ {put(f'{off} / {d.per_word}u + i', 'v')} }}")
     return "\n".join(lines)
+
+
+def _accumulator(op: Operand, off: str) -> str:
+    """Atomic addition to an element (disjunction for bool); a compare-and-swap loop where WGSL has no such atomic."""
+    d, k = op.dtype, op.slot
+    head = f"fn acc_{op.name}(i: u32, v: {TYPE[d.cls]}) {{ "
+    if d is I64:  # addition commutes, so the carry may arrive late
+        return head + (
+            f"let j = 2u * ({off} + i); let old = atomicAdd(&B{k}[j], v.x); "
+            f"atomicAdd(&B{k}[j + 1u], v.y + select(0u, 1u, old + v.x < v.x)); }}"
+        )
+    if d is I32:
+        return head + f"atomicAdd(&B{k}[{off} + i], bitcast<u32>(v)); }}"
+    total = f"({_pick(d, 'old', 'j')} || v)" if d is BOOL else f"({_pick(d, 'old', 'j')} + v)"
+    mask = (1 << d.itemsize * 8) - 1
+    merged = bits_of(d, total)
+    if d.packed:
+        merged = f"(old & ~({mask}u << s)) | ({merged} << s)"
+    return head + (
+        f"let j = {off} + i; let s = {d.itemsize * 8}u * (j & {d.per_word - 1}u); let at = j / {d.per_word}u; "
+        f"loop {{ let old = atomicLoad(&B{k}[at]); let r = atomicCompareExchangeWeak(&B{k}[at], old, {merged}); "
+        "if (r.exchanged) { break; } } }"
+    )
 
 
 def written_slots(operands: Sequence[Operand], slots: int) -> tuple[bool, ...]:
@@ -219,7 +250,7 @@ def _with_library(code: str) -> str:
 def assemble(operands: Sequence[Operand], slots: int, uniform_slots: int, body: str) -> str:
     """A whole WGSL module: bindings, accessors, the helpers used, and the body with its ``main``."""
     written = written_slots(operands, slots)
-    atomic = [any(o.slot == k and ((o.mode == "w" and o.dtype.packed) or o.mode == "a") for o in operands) for k in range(slots)]
+    atomic = [any(o.slot == k and ((o.mode == "w" and o.dtype.packed) or o.mode in "a+") for o in operands) for k in range(slots)]
     head = []
     for k in range(slots):
         element = "atomic<u32>" if atomic[k] else "u32"

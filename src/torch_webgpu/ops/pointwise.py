@@ -486,7 +486,7 @@ def check_zero_divisor(graph: Graph, y: Operand, d: DType) -> None:
         return (
             MAIN.format(wg=WORKGROUP)
             + f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}\n{index_code(w, rank, ['y'])}\n"
-            + f"if ({zero}) {{ atomicStore(&B1[0], {w.id}); }}\n}}"
+            + f"if ({zero}) {{ fail_e({w.id}, vec2<u32>(0u), 0u); }}\n}}"
         )
 
     graph.launch("check_zero", [("y", y, "r"), ("e", error, "a")], words, source, grid(n, WORKGROUP), rank)

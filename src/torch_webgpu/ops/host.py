@@ -1,0 +1,73 @@
+"""Ops whose result shape depends on data: the host must read a count, so they wait for the device, as they do on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_package = torch.library.Library("webgpu", "FRAGMENT")
+_aten = torch.library.Library("aten", "IMPL")
+
+_package.define("index_on_host(Tensor self, Tensor?[] indices) -> Tensor")
+_package.define("index_put_on_host(Tensor self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor")
+_package.define("index_put_on_host_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False) -> Tensor(a!)")
+_package.define(
+    "index_put_impl_on_host_(Tensor(a!) self, Tensor?[] indices, Tensor values, bool accumulate=False, bool unsafe=False)"
+    " -> Tensor(a!)"
+)
+
+
+def _nonzero(x: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(x.cpu()).to(x.device)
+
+
+def _as_positions(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks become index tensors; everything is moved to the device."""
+    out: list[torch.Tensor | None] = []
+    for t in indices:
+        if t is not None and t.dtype in (torch.bool, torch.uint8):
+            at = len(out)
+            if t.shape != x.shape[at : at + t.dim()]:
+                raise IndexError(
+                    f"The shape of the mask {list(t.shape)} at index {at} does not match the shape of the indexed tensor {list(x.shape)}"
+                )
+            out.extend(torch.nonzero(t.cpu()).to(x.device).unbind(1))
+        else:
+            out.append(t if t is None else t.to(x.device))
+    return out
+
+
+def _index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    return torch.ops.aten.index.Tensor(self, _as_positions(self, indices))
+
+
+def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    return torch.ops.aten.index_put(self, _as_positions(self, indices), values.to(self.device), accumulate)
+
+
+def _index_put_(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    torch.ops.aten.index_put_(self, _as_positions(self, indices), values.to(self.device), accumulate)
+    return self
+
+
+def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    x, m = torch.broadcast_tensors(self, mask)
+    return x[m]
+
+
+def _masked_scatter_(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    m = mask.expand(self.shape)
+    self[m] = source.reshape(-1)[: int(m.sum())]
+    return self
+
+
+_package.impl("index_on_host", _index, "PrivateUse1")
+_package.impl("index_put_on_host", _index_put, "PrivateUse1")
+_package.impl("index_put_on_host_", _index_put_, "PrivateUse1")
+_package.impl("index_put_impl_on_host_", _index_put_, "PrivateUse1")
+_aten.impl("nonzero", _nonzero, "PrivateUse1")
+_aten.impl("masked_select", _masked_select, "PrivateUse1")
+_aten.impl("masked_scatter_", _masked_scatter_, "PrivateUse1")

@@ -1,0 +1,466 @@
+"""Gather and scatter in all their forms: advanced indexing, embedding, index_*, triangles, flips."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import wgsl
+from ..recipe import Graph, Tensor, Words, grid, product, register_error
+from ..registry import lower
+from ..runtime import device
+from ..wgsl import BOOL, I64, U8
+from .pointwise import LINEAR, MAIN, WORKGROUP, Operand, broadcast_shapes, collapse, compute, copy_into, emit, index_code, index_words
+from .reduction import normal_dims
+
+MOST_INDICES = 5  # with source, destination and error buffer: the eight bindings every adapter has
+_MESSAGE = "index {{value}} is out of bounds for dimension with size {{size}} in {op}"
+
+
+def begin_update(graph: Graph, x: Tensor) -> Tensor:
+    """What an updating op writes to: ``x`` itself for the in-place form, else a copy of it."""
+    target = graph.target
+    if target is not None and target.buffer == x.buffer and target.sizes == x.sizes and target.strides == x.strides:
+        return x
+    out = graph.new(x.sizes, x.dtype)
+    copy_into(graph, x, out)
+    return out
+
+
+def apart(graph: Graph, t: Tensor, written: Tensor) -> Tensor:
+    """``t``, copied if it shares its buffer with a tensor that the launch writes."""
+    if t.buffer != written.buffer:
+        return t
+    copy = graph.new(t.sizes, t.dtype)
+    copy_into(graph, t, copy)
+    return copy
+
+
+def checked_index(name: str, at: str, t: Tensor, size: str, w: Words, negative: bool) -> str:
+    """WGSL that loads an index into ``k_<name>`` (u32), wraps negatives, and reports one that is out of range and skips it."""
+    lines = [f"var raw_{name} = {wgsl.cast(f'ld_{name}({at})', t.dtype.cls, 'l')};"]
+    if negative:
+        lines.append(f"if (neg_(raw_{name})) {{ raw_{name} = add64(raw_{name}, vec2<u32>({size}, 0u)); }}")
+    lines.append(f"if (raw_{name}.y != 0u || raw_{name}.x >= {size}) {{ fail_e({w.error}, {wgsl.cast(f'ld_{name}({at})', t.dtype.cls, 'l')}, {size}); return; }}")
+    lines.append(f"let k_{name} = raw_{name}.x;")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- advanced indexing
+
+
+class Indexed:
+    """The geometry of ``x[indices]``: which dimensions are indexed, and the shape of the result."""
+
+    def __init__(self, graph: Graph, x: Tensor, indices: Sequence[Tensor | None]) -> None:
+        if len(indices) > x.ndim:
+            raise IndexError(f"too many indices for tensor of dimension {x.ndim} (got {len(indices)})")
+        given = [(d, t) for d, t in enumerate(indices) if t is not None]
+        self.dims = [d for d, _ in given]
+        self.shape = broadcast_shapes(*(t.sizes for _, t in given), ())
+        self.indices = [t.expand(self.shape) for _, t in given]
+        self.rest = [d for d in range(x.ndim) if d not in self.dims]
+        together = self.dims == list(range(self.dims[0], self.dims[0] + len(self.dims)))
+        self.lead = self.dims[0] if together else 0  # where the index dimensions stand in the result
+        rest_sizes = [x.sizes[d] for d in self.rest]
+        self.result = (*rest_sizes[: self.lead], *self.shape, *rest_sizes[self.lead :])
+
+    def split(self, t: Tensor) -> tuple[list[int], list[int]]:
+        """Strides of a result-shaped tensor, of the index dimensions and of the others."""
+        k = len(self.shape)
+        strides = list(t.strides)
+        return strides[self.lead : self.lead + k], strides[: self.lead] + strides[self.lead + k :]
+
+
+def _index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool) -> None:
+    """Moves elements between ``x`` (indexed) and ``other`` (result-shaped). ``mode``: ``get``, ``put`` or ``add``."""
+    j_count, r_count = product(where.shape), product([x.sizes[d] for d in where.rest])
+    if j_count * r_count == 0:
+        return
+    limit = device().limits["maxStorageBufferBindingSize"]
+    size = x.sizes[where.dims[0]]
+    step = size
+    while step > 1 and (x.extent - (size - step) * x.strides[where.dims[0]]) * x.dtype.itemsize + 256 > limit:
+        step = -(-step // 2)
+    for low in range(0, size, step):
+        _index_window(graph, where, x, other, mode, negative, low, min(step, size - low), j_count, r_count)
+
+
+def _index_window(
+    graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool, low: int, length: int, j_count: int, r_count: int
+) -> None:
+    names = [f"i{k}" for k in range(len(where.indices))]
+    other_j, other_r = where.split(other)
+    j_sizes, j_strides = collapse(where.shape, [other_j, *(t.strides for t in where.indices)])
+    r_sizes, r_strides = collapse([x.sizes[d] for d in where.rest], [[x.strides[d] for d in where.rest], other_r])
+    whole = length == x.sizes[where.dims[0]]
+
+    def words(w: Words) -> None:
+        w.u32("n", j_count * r_count)
+        w.u32("R", r_count)
+        w.u32("error", register_error("IndexError", _MESSAGE.format(op=graph.op)))
+        w.u32("low", low)
+        w.u32("length", length)
+        for name, d in zip(names, where.dims, strict=True):
+            w.u32(f"{name}_size", x.sizes[d])
+            w.u32(f"{name}_stride", x.strides[d])
+        index_words(w, j_sizes, dict(zip(["y", *names], j_strides, strict=True)), "j")
+        index_words(w, r_sizes, dict(zip("xy", r_strides, strict=True)), "r")
+
+    def source(w: Words) -> str:
+        lines = [
+            MAIN.format(wg=WORKGROUP),
+            f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}",
+            index_code(w, len(j_sizes), ["y", *names], f"i / {w.R}", "j"),
+            index_code(w, len(r_sizes), ["x", "y"], f"i % {w.R}", "r"),
+        ]
+        lines += [
+            checked_index(name, f"x_j{name}", t, w.expr(f"{name}_size"), w, negative)
+            for name, t in zip(names, where.indices, strict=True)
+        ]
+        if not whole:
+            lines.append(f"if (k_i0 < {w.low} || k_i0 - {w.low} >= {w.length}) {{ return; }}")
+        first = "k_i0" if whole else f"(k_i0 - {w.low})"
+        terms = [f"{first} * {w.i0_stride}"] + [f"k_{m} * {w.expr(f'{m}_stride')}" for m in names[1:]]
+        at_x, at_y = " + ".join(["x_rx", *terms]), "x_jy + x_ry"
+        value = wgsl.cast(f"ld_y({at_y})", other.dtype.cls, x.dtype.cls)
+        lines.append(
+            {"get": f"st_y({at_y}, ld_x({at_x}));", "put": f"st_x({at_x}, {value});", "add": f"acc_x({at_x}, {value});"}[mode]
+        )
+        return "\n".join([*lines, "}"])
+
+    window = x if whole else x.narrow(where.dims[0], low, length)
+    args = [
+        ("x", window, {"get": "r", "put": "w", "add": "+"}[mode]),
+        ("y", other, "w" if mode == "get" else "r"),
+        ("e", graph.error_tensor(), "a"),
+        *((name, t, "r") for name, t in zip(names, where.indices, strict=True)),
+    ]
+    static = (mode, negative, whole, len(names), len(j_sizes), len(r_sizes))
+    graph.launch("index", args, words, source, grid(j_count * r_count, WORKGROUP), static)
+
+
+def _needs_host(indices: Sequence[Tensor | None]) -> bool:
+    """Masks have results whose size only the data tells; CPU indices must be moved first."""
+    given = [t for t in indices if t is not None]
+    return any(t.dtype in (BOOL, U8) or t.buffer[0] == "cpu" for t in given) or len(given) > MOST_INDICES
+
+
+def _plain(indices: Sequence[Any]) -> list[Tensor | None]:
+    return [t if t is None or isinstance(t, Tensor) else None for t in indices]
+
+
+@lower("index.Tensor", inplace=False, mixed=True)
+def _index(graph: Graph, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor | str:
+    if any(t is not None and not isinstance(t, Tensor) for t in indices) or _needs_host(_plain(indices)):
+        return "webgpu::index_on_host"
+    if all(t is None for t in indices):
+        return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
+    where = Indexed(graph, x, indices)
+    out = graph.new(where.result, x.dtype)
+    _check_empty_dims(x, where)
+    _index_launch(graph, where, x, out, "get", True)
+    return out
+
+
+def _check_empty_dims(x: Tensor, where: Indexed) -> None:
+    if product(where.shape) and any(x.sizes[d] == 0 for d in where.dims):
+        raise IndexError("index is out of bounds for dimension with size 0")
+
+
+_PUT_ON_HOST = {
+    "index_put": "webgpu::index_put_on_host",
+    "_unsafe_index_put": "webgpu::index_put_on_host",
+    "index_put_": "webgpu::index_put_on_host_",
+    "_index_put_impl_": "webgpu::index_put_impl_on_host_",
+}
+
+
+@lower("index_put", "_index_put_impl_", "_unsafe_index_put", mixed=True)
+def _index_put(
+    graph: Graph, x: Tensor, indices: Sequence[Tensor | None], values: Operand, accumulate: bool = False, unsafe: bool = False
+) -> Tensor | str:
+    scalars = any(t is not None and not isinstance(t, Tensor) for t in (*indices, values))
+    if scalars or values.buffer[0] == "cpu" or _needs_host(indices):
+        return _PUT_ON_HOST[graph.op]
+    if values.dtype is not x.dtype:
+        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {x.dtype.name} and {values.dtype.name}")
+    out = begin_update(graph, x)
+    where = Indexed(graph, x, [t if t is None else apart(graph, t, out) for t in indices])
+    _check_empty_dims(x, where)
+    _index_launch(graph, where, out, apart(graph, values, out).expand(where.result), "add" if accumulate else "put", True)
+    return out
+
+
+@lower("embedding")
+def _embedding(graph: Graph, weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    where = Indexed(graph, weight, [indices])
+    out = graph.new((*indices.sizes, *weight.sizes[1:]), weight.dtype)
+    _index_launch(graph, where, weight, out, "get", False)
+    return out
+
+
+@lower("embedding_dense_backward")
+def _embedding_backward(graph: Graph, grad: Tensor, indices: Tensor, rows: int, padding: int, by_count: bool) -> Tensor:
+    if by_count or padding >= 0:
+        return NotImplemented
+    out = graph.new((rows, grad.sizes[-1]), grad.dtype)
+    emit(graph, "{0}", [0], [grad.dtype.cls], grad.dtype.cls, out, "fill")
+    where = Indexed(graph, out, [indices])
+    _index_launch(graph, where, out, grad, "add", False)
+    return out
+
+
+def _along(graph: Graph, x: Tensor, dim: int, index: Tensor) -> tuple[Indexed, int]:
+    (axis,) = normal_dims(max(x.ndim, 1), dim)
+    if index.ndim > 1:
+        raise IndexError(f"{graph.op}: Index is supposed to be a vector, got shape {list(index.sizes)}")
+    line = index if index.ndim == 1 else index.view((1,), (1,))
+    return Indexed(graph, x, [*([None] * axis), line]), axis
+
+
+@lower("index_select", inplace=False)
+def _index_select(graph: Graph, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if x.ndim == 0:
+        return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
+    where, _ = _along(graph, x, dim, index)
+    out = graph.new(where.result, x.dtype)
+    _check_empty_dims(x, where)
+    _index_launch(graph, where, x, out, "get", False)
+    return out
+
+
+def _index_update(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, mode: str) -> Tensor:
+    out = begin_update(graph, x)
+    where, axis = _along(graph, x, dim, apart(graph, index, out))
+    if tuple(source.sizes) != where.result:
+        raise IndexError(f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, {where.shape[0]} indices)")
+    _index_launch(graph, where, out, apart(graph, source, out), mode, False)
+    return out
+
+
+@lower("index_copy")
+def _index_copy(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _index_update(graph, x, dim, index, source, "put")
+
+
+@lower("index_add")
+def _index_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
+    if alpha != 1:
+        cls = x.dtype.cls
+        form = "mul64({0}, {1})" if cls == "l" else "({0} * {1})"
+        scaled = graph.new(source.sizes, x.dtype)
+        emit(graph, form, [source, alpha], [cls] * 2, cls, scaled, "scale")
+        source = scaled
+    return _index_update(graph, x, dim, index, source, "add")
+
+
+@lower("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
+    out = begin_update(graph, x)
+    where, _ = _along(graph, x, dim, apart(graph, index, out))
+    filled = graph.new((1,), x.dtype)
+    emit(graph, "{0}", [value], [x.dtype.cls], x.dtype.cls, filled, "fill")
+    _index_launch(graph, where, out, filled.expand(where.result), "put", False)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- gather and scatter
+
+
+def _elementwise_index(graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str) -> None:
+    """For each element of ``index``: ``other[i] = x[i with dim replaced]`` (get), or the reverse (put, add)."""
+    (axis,) = normal_dims(max(x.ndim, 1), dim)
+    if index.numel == 0:
+        return
+    x_strides = [0 if d == axis else s for d, s in enumerate(x.strides)] or [0]
+    size, stride = (x.sizes[axis], x.strides[axis]) if x.ndim else (1, 1)
+    shape = index.sizes or (1,)
+    walked = {"i": index.strides or (0,), "x": x_strides}
+    if other is not None:
+        walked["y"] = other.strides or (0,)
+    sizes, strides = collapse(shape, list(walked.values()))
+    names = list(walked)
+
+    def words(w: Words) -> None:
+        w.u32("n", index.numel)
+        w.u32("size", size)
+        w.u32("stride", stride)
+        w.u32("error", register_error("IndexError", _MESSAGE.format(op=graph.op)))
+        if other is None:
+            w.number("value", value, x.dtype.cls)
+        index_words(w, sizes, dict(zip(names, strides, strict=True)))
+
+    def source(w: Words) -> str:
+        at_x = f"x_x + k_i * {w.stride}"
+        v = wgsl.cast("ld_y(x_y)", other.dtype.cls, x.dtype.cls) if other is not None else w.expr("value", x.dtype.cls)
+        move = {"get": f"st_y(x_y, ld_x({at_x}));", "put": f"st_x({at_x}, {v});", "add": f"acc_x({at_x}, {v});"}[mode]
+        return "\n".join(
+            [
+                MAIN.format(wg=WORKGROUP),
+                f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}",
+                index_code(w, len(sizes), names),
+                checked_index("i", "x_i", index, w.size, w, False),
+                move,
+                "}",
+            ]
+        )
+
+    args = [("x", x, {"get": "r", "put": "w", "add": "+"}[mode]), ("i", index, "r"), ("e", graph.error_tensor(), "a")]
+    if other is not None:
+        args.append(("y", other, "w" if mode == "get" else "r"))
+    graph.launch("gather", args, words, source, grid(index.numel, WORKGROUP), (mode, len(sizes), other is None))
+
+
+def _check_index(graph: Graph, x: Tensor, index: Tensor) -> None:
+    if index.dtype is not I64:
+        raise RuntimeError(f"{graph.op}(): Expected dtype int64 for index, got {index.dtype.name}")
+    if max(x.ndim, 1) != max(index.ndim, 1):
+        raise RuntimeError(f"{graph.op}: Index tensor must have the same number of dimensions as input tensor ({index} and {x})")
+
+
+@lower("gather", inplace=False)
+def _gather(graph: Graph, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    _check_index(graph, x, index)
+    out = graph.new(index.sizes, x.dtype)
+    _elementwise_index(graph, x, dim, index, out, None, "get")
+    return out
+
+
+def _scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | None, value: Any, mode: str) -> Tensor:
+    _check_index(graph, x, index)
+    out = begin_update(graph, x)
+    index = apart(graph, index, out)
+    if source is not None:
+        source = apart(graph, source, out)
+        if any(a > b for a, b in zip(index.sizes, source.sizes, strict=True)):
+            raise RuntimeError(f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}")
+        source = source.view(index.sizes, source.strides)
+    _elementwise_index(graph, out, dim, index, source, value, mode)
+    return out
+
+
+@lower("scatter.src", out="src_out")
+def _scatter_src(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _scatter(graph, x, dim, index, source, None, "put")
+
+
+@lower("scatter.value", out="value_out")
+def _scatter_value(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    return _scatter(graph, x, dim, index, None, value, "put")
+
+
+@lower("scatter_add")
+def _scatter_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _scatter(graph, x, dim, index, source, None, "add")
+
+
+@lower("scatter.reduce", out="reduce_out")
+def _scatter_reduce(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str) -> Tensor:
+    return _scatter(graph, x, dim, index, source, None, "add") if reduce == "add" else NotImplemented
+
+
+# ---------------------------------------------------------------------------------------------------- rearrangement
+
+
+def _rearranged(graph: Graph, x: Tensor, out: Tensor, name: str, words: Any, coordinate: Any) -> Tensor:
+    """``out[i] = x[f(i)]`` where ``coordinate(w, d)`` gives WGSL for the source coordinate of dimension d from ``c<d>``."""
+    if out.numel == 0:
+        return out
+
+    def fill(w: Words) -> None:
+        w.u32("n", out.numel)
+        for d in range(out.ndim):
+            w.u32(f"s{d}", out.sizes[d])
+            w.u32(f"x_{d}", x.strides[d])
+            w.u32(f"o_{d}", out.strides[d])
+        words(w)
+
+    def source(w: Words) -> str:
+        lines = [MAIN.format(wg=WORKGROUP), f"var i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}"]
+        for d in range(out.ndim - 1, -1, -1):
+            size = w.expr(f"s{d}")
+            lines.append(f"let c{d} = i % {size}; i = i / {size};")
+        at_x = " + ".join(f"({coordinate(w, d)}) * {w.expr(f'x_{d}')}" for d in range(out.ndim)) or "0u"
+        at_o = " + ".join(f"c{d} * {w.expr(f'o_{d}')}" for d in range(out.ndim)) or "0u"
+        return "\n".join([*lines, f"st_o({at_o}, ld_x({at_x}));", "}"])
+
+    graph.launch(name, [("x", x, "r"), ("o", out, "w")], fill, source, grid(out.numel, WORKGROUP), (out.ndim,))
+    return out
+
+
+@lower("flip", inplace=False)
+def _flip(graph: Graph, x: Tensor, dims: Sequence[int]) -> Tensor:
+    axes = normal_dims(x.ndim, list(dims)) if dims else ()
+
+    def words(w: Words) -> None:
+        for d in range(x.ndim):
+            w.u32(f"f{d}", int(d in axes))
+
+    def coordinate(w: Words, d: int) -> str:
+        return f"select(c{d}, {w.expr(f's{d}')} - 1u - c{d}, {w.expr(f'f{d}')} == 1u)"
+
+    return _rearranged(graph, x, graph.new(x.sizes, x.dtype), "flip", words, coordinate)
+
+
+@lower("roll", inplace=False)
+def _roll(graph: Graph, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        flat = x if x.ndim == 1 else None
+        if flat is None:
+            return NotImplemented
+        dims = [0]
+    moved = [0] * x.ndim
+    for shift, d in zip(shifts, dims, strict=True):
+        moved[d] += shift
+
+    def words(w: Words) -> None:
+        for d in range(x.ndim):
+            w.u32(f"f{d}", -moved[d] % max(x.sizes[d], 1))
+
+    def coordinate(w: Words, d: int) -> str:
+        return f"(c{d} + {w.expr(f'f{d}')}) % {w.expr(f's{d}')}"
+
+    return _rearranged(graph, x, graph.new(x.sizes, x.dtype), "roll", words, coordinate)
+
+
+def _triangle(graph: Graph, x: Tensor, diagonal: int, upper: bool) -> Tensor:
+    if x.ndim < 2:
+        raise RuntimeError(f"{graph.op}: input tensor must have at least 2 dimensions, got shape {list(x.sizes)}")
+    out = graph.new(x.sizes, x.dtype)
+    if x.numel == 0:
+        return out
+    sizes, strides = x.sizes, (x.strides, out.strides)
+
+    def words(w: Words) -> None:
+        w.u32("n", x.numel)
+        w.u32("diagonal", diagonal)
+        for d in range(x.ndim):
+            w.u32(f"s{d}", sizes[d])
+            w.u32(f"x_{d}", strides[0][d])
+            w.u32(f"o_{d}", strides[1][d])
+
+    def source(w: Words) -> str:
+        lines = [MAIN.format(wg=WORKGROUP), f"var i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}"]
+        for d in range(x.ndim - 1, -1, -1):
+            size = w.expr(f"s{d}")
+            lines.append(f"let c{d} = i % {size}; i = i / {size};")
+        at_x = " + ".join(f"c{d} * {w.expr(f'x_{d}')}" for d in range(x.ndim))
+        at_o = " + ".join(f"c{d} * {w.expr(f'o_{d}')}" for d in range(x.ndim))
+        offset = f"i32(c{x.ndim - 1}) - i32(c{x.ndim - 2})"
+        keep = f"{offset} {'>=' if upper else '<='} {w.expr('diagonal', 'i')}"
+        zero = wgsl.ZERO[x.dtype.cls]
+        return "\n".join([*lines, f"var v = ld_x({at_x});\nif (!({keep})) {{ v = {zero}; }}\nst_o({at_o}, v);", "}"])
+
+    graph.launch("triangle", [("x", x, "r"), ("o", out, "w")], words, source, grid(x.numel, WORKGROUP), (x.ndim, upper))
+    return out
+
+
+@lower("tril")
+def _tril(graph: Graph, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _triangle(graph, x, diagonal, False)
+
+
+@lower("triu")
+def _triu(graph: Graph, x: Tensor, diagonal: int = 0) -> Tensor:
+    return _triangle(graph, x, diagonal, True)
