@@ -1,0 +1,695 @@
+"""Sorting, selection, prefix scans and binary search along one dimension.
+
+Sorting compares unsigned keys whose order is PyTorch's order of the values (NaN after everything), then positions, so
+every sort is stable. Rows up to one block are sorted by a bitonic network in shared memory; longer ones by blocks that
+are then merged, each element finding its place in the other run by binary search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .. import wgsl
+from ..recipe import Graph, Scalar, Tensor, Words, grid, product
+from ..registry import fallback, lower
+from ..wgsl import F32, I32, I64, DType, cast
+from .pointwise import (
+    LINEAR,
+    MAIN,
+    WORKGROUP,
+    collapse,
+    contiguous,
+    emit,
+    index_code,
+    index_words,
+    result_dtype,
+)
+
+BLOCK = 1024  # elements a workgroup sorts; with 64-bit keys and positions 12 KiB of shared memory
+SMALL_BLOCK = 64
+SORT_GROUP = 256
+MOST_SELECTED = 512  # up to here topk keeps the best of every block, beyond it sorts everything
+
+_NO_KEY = {"u32": "0xffffffffu", "vec2<u32>": "vec2<u32>(0xffffffffu)"}
+
+
+# ---------------------------------------------------------------------------------------------------- rows
+
+
+def normal_dim(dim: int, ndim: int) -> int:
+    """A dimension counted from the front; raises IndexError as PyTorch words it."""
+    n = max(ndim, 1)
+    if not -n <= dim < n:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-n}, {n - 1}], but got {dim})")
+    return dim % n
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Tensors cut into rows along one dimension; they agree in all other dimensions.
+
+    Attributes:
+        count: number of rows.
+        sizes: the other dimensions, collapsed.
+        starts: for each tensor, its strides over ``sizes``.
+        steps: for each tensor, its stride along the row.
+    """
+
+    count: int
+    sizes: list[int]
+    starts: dict[str, Sequence[int]]
+    steps: dict[str, int]
+
+    @staticmethod
+    def of(dim: int, **tensors: Tensor) -> Rows:
+        """The rows of some tensors with at least one dimension."""
+        first = next(iter(tensors.values()))
+        others = [d for d in range(first.ndim) if d != dim]
+        shape = [first.sizes[d] for d in others]
+        sizes, strides = collapse(shape, [[t.strides[d] for d in others] for t in tensors.values()])
+        starts: dict[str, Sequence[int]] = dict(zip(tensors, strides, strict=True))
+        return Rows(product(shape), sizes, starts, {name: t.strides[dim] for name, t in tensors.items()})
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    def words(self, w: Words) -> None:
+        """The uniform words that ``code`` and ``at`` read."""
+        index_words(w, self.sizes, self.starts)
+        for name, step in self.steps.items():
+            w.u32(f"{name}_step", step)
+
+    def code(self, w: Words, row: str) -> str:
+        """WGSL that finds where row ``row`` begins in every tensor."""
+        return index_code(w, self.rank, list(self.starts), row)
+
+    def at(self, w: Words, name: str, index: str) -> str:
+        """Element index of position ``index`` (u32) of the current row."""
+        return f"x_{name} + ({index}) * {w.expr(f'{name}_step')}"
+
+
+def _lined(t: Tensor) -> Tensor:
+    """A tensor with a dimension to work along: a 0-dim one becomes a vector of one element."""
+    return t if t.ndim else t.view((1,), (1,))
+
+
+# ---------------------------------------------------------------------------------------------------- keys
+
+
+def _key_type(d: DType) -> str:
+    return "vec2<u32>" if d is I64 else "u32"
+
+
+def _key_function(d: DType) -> str:
+    """WGSL of ``key_of``: a value's key; ascending keys are ascending values, NaN is the greatest, −0 equals 0."""
+    body = {
+        "f": "let b = bitcast<u32>(v); let a = b & 0x7fffffffu; if (a > 0x7f800000u) { return 0xffffffffu; }\n"
+        "if (a == 0u) { return 0x80000000u; } return select(b | 0x80000000u, ~b, (b >> 31u) == 1u);",
+        "i": "return bitcast<u32>(v) ^ 0x80000000u;",
+        "b": "return select(0u, 1u, v);",
+        "l": "return vec2<u32>(v.x, v.y ^ 0x80000000u);",
+    }[d.cls]
+    return f"fn key_of(v: {wgsl.TYPE[d.cls]}) -> {_key_type(d)} {{ {body} }}\n"
+
+
+def _less_function(key: str) -> str:
+    """WGSL of ``less``: whether one (key, position) comes before another."""
+    below, equal = ("ult64(a, b)", "eq64(a, b)") if key != "u32" else ("a < b", "a == b")
+    return f"fn less(a: {key}, p: u32, b: {key}, q: u32) -> bool {{ return ({below}) || (({equal}) && p < q); }}\n"
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Sorted or selected (key, position) pairs, ``length`` a row."""
+
+    keys: Tensor
+    places: Tensor
+    length: int
+
+    @staticmethod
+    def new(graph: Graph, rows: int, length: int, d: DType) -> _Runs:
+        shape = (rows, length)
+        return _Runs(graph.new(shape, I64 if d is I64 else I32), graph.new(shape, I32), length)
+
+    def args(self, suffix: str, mode: str) -> list[tuple[str, Tensor, str]]:
+        return [(f"k{suffix}", self.keys, mode), (f"j{suffix}", self.places, mode)]
+
+
+def _load_key(name: str, index: str, key: str) -> str:
+    load = f"ld_{name}({index})"
+    return load if key != "u32" else f"bitcast<u32>({load})"
+
+
+def _store_pair(suffix: str, index: str, key_value: str, place: str, key: str) -> str:
+    value = key_value if key != "u32" else f"bitcast<i32>({key_value})"
+    return f"st_k{suffix}({index}, {value}); st_j{suffix}({index}, bitcast<i32>({place}));"
+
+
+# ---------------------------------------------------------------------------------------------------- sorting
+
+
+@dataclass(frozen=True)
+class _Sorting:
+    """One sort or selection along rows of ``x``; results are ``values`` (may be absent) and ``indices``."""
+
+    x: Tensor
+    values: Tensor | None
+    indices: Tensor
+    dim: int
+    descending: bool
+    keep: int
+
+    @property
+    def length(self) -> int:
+        return self.x.sizes[self.dim]
+
+    def rows(self) -> Rows:
+        named = {"x": self.x, "i": self.indices}
+        if self.values is not None:
+            named["v"] = self.values
+        return Rows.of(self.dim, **named)
+
+    def args(self) -> list[tuple[str, Tensor, str]]:
+        results = [("i", self.indices, "w")]
+        if self.values is not None:
+            results.append(("v", self.values, "w"))
+        return [("x", self.x, "r"), *results]
+
+    def store(self, rows: Rows, w: Words, position: str, place: str) -> str:
+        """WGSL that writes results at a position of the current row."""
+        code = f"st_i({rows.at(w, 'i', position)}, vec2<u32>({place}, 0u));"
+        if self.values is not None:
+            code += f" st_v({rows.at(w, 'v', position)}, ld_x({rows.at(w, 'x', place)}));"
+        return code
+
+    def run(self, graph: Graph) -> None:
+        """Records the dispatches."""
+        rows = self.rows()
+        if rows.count == 0 or self.keep == 0:
+            return
+        n, d = self.length, self.x.dtype
+        if n <= BLOCK:
+            self._sort_blocks(graph, rows, None, None, self.keep)
+        elif self.keep <= MOST_SELECTED:
+            runs: _Runs | None = None
+            while n > BLOCK:
+                chosen = _Runs.new(graph, rows.count, -(-n // BLOCK) * self.keep, d)
+                self._sort_blocks(graph, rows, runs, chosen, self.keep)
+                runs, n = chosen, chosen.length
+            self._sort_blocks(graph, rows, runs, None, self.keep)
+        else:
+            blocks = -(-n // BLOCK) * BLOCK
+            runs = _Runs.new(graph, rows.count, blocks, d)
+            self._sort_blocks(graph, rows, None, runs, BLOCK)
+            self._merge_all(graph, rows, runs)
+
+    def _sort_blocks(self, graph: Graph, rows: Rows, source: _Runs | None, sink: _Runs | None, keep: int) -> None:
+        """Sorts each block, from ``x`` or ``source``, and keeps its first elements in ``sink`` or the results."""
+        n = source.length if source else self.length
+        size = SMALL_BLOCK if n <= SMALL_BLOCK else BLOCK
+        blocks = -(-n // size)
+        network = size if blocks > 1 else 1 << max(n - 1, 1).bit_length()
+        d, key = self.x.dtype, _key_type(self.x.dtype)
+        args = [] if sink and source else self.args() if not sink else [("x", self.x, "r")]
+        args += (source.args("s", "r") if source else []) + (sink.args("t", "w") if sink else [])
+
+        def words(w: Words) -> None:
+            w.u32("n", n)
+            w.u32("groups", rows.count * blocks)
+            w.u32("blocks", blocks)
+            w.u32("network", network)
+            w.u32("keep", keep)
+            w.u32("flip", 0xFFFFFFFF if self.descending else 0)
+            rows.words(w)
+
+        def wgsl_of(w: Words) -> str:
+            if source:
+                at = f"row * {w.n} + at"
+                load = f"key = {_load_key('ks', at, key)}; place = bitcast<u32>(ld_js({at}));"
+            else:
+                flip = w.flip if key == "u32" else f"vec2<u32>({w.flip})"
+                load = f"key = key_of(ld_x({rows.at(w, 'x', 'at')})) ^ {flip}; place = at;"
+            if sink:
+                store = _store_pair("t", f"b * {w.keep} + e", "K[e]", "J[e]", key)
+            else:
+                store = self.store(rows, w, "e", "J[e]")
+            return _bitonic(w, size, key, _key_function(d), rows.code(w, "row"), load, store)
+
+        static = (size, source is None, sink is None, rows.rank, self.values is None)
+        graph.launch("sort_blocks", args, words, wgsl_of, grid(rows.count * blocks, 1), static)
+
+    def _merge_all(self, graph: Graph, rows: Rows, runs: _Runs) -> None:
+        run = BLOCK
+        spare = _Runs.new(graph, rows.count, runs.length, self.x.dtype)
+        while run * 2 < runs.length:
+            self._merge(graph, rows, runs, spare, run)
+            runs, spare, run = spare, runs, run * 2
+        self._merge(graph, rows, runs, None, run)
+
+    def _merge(self, graph: Graph, rows: Rows, source: _Runs, sink: _Runs | None, run: int) -> None:
+        """Merges neighbouring runs of ``run`` elements; the last merge writes the results."""
+        key = _key_type(self.x.dtype)
+        n, total = source.length, rows.count * source.length
+        args = source.args("s", "r") + (sink.args("t", "w") if sink else self.args())
+
+        def words(w: Words) -> None:
+            w.u32("n", n)
+            w.u32("total", total)
+            w.u32("run", run)
+            w.u32("keep", self.keep)
+            rows.words(w)
+
+        def wgsl_of(w: Words) -> str:
+            position = "start + before + (at & (run - 1u))"
+            if sink:
+                put = _store_pair("t", f"row * {w.n} + {position}", "key", "place", key)
+            else:
+                put = (
+                    f"let to = {position}; if (to >= {w.keep}) {{ return; }}\n{rows.code(w, 'row')}\n"
+                    f"{self.store(rows, w, 'to', 'place')}"
+                )
+            return (
+                _less_function(key)
+                + MAIN.format(wg=WORKGROUP)
+                + f"""let t = {LINEAR.format(wg=WORKGROUP)};
+if (t >= {w.total}) {{ return; }}
+let row = t / {w.n}; let at = t % {w.n}; let run = {w.run};
+let key = {_load_key("ks", "t", key)}; let place = bitcast<u32>(ld_js(t));
+let start = at & ~(2u * run - 1u);
+let middle = min(start + run, {w.n});
+let other = select(start, middle, at < middle);
+let end = select(middle, min(start + 2u * run, {w.n}), at < middle);
+var low = other; var high = end;
+while (low < high) {{
+  let m = (low + high) / 2u; let s = row * {w.n} + m;
+  if (less({_load_key("ks", "s", key)}, bitcast<u32>(ld_js(s)), key, place)) {{ low = m + 1u; }} else {{ high = m; }}
+}}
+let before = low - other;
+{put}
+}}"""
+            )
+
+        static = (sink is None, rows.rank, self.values is None)
+        graph.launch("merge_runs", args, words, wgsl_of, grid(total, WORKGROUP), static)
+
+
+def _bitonic(w: Words, size: int, key: str, key_function: str, row_code: str, load: str, store: str) -> str:
+    """A workgroup sorts one block (Batcher's bitonic network); pairs past the end compare greater than any other."""
+    group = min(SORT_GROUP, size // 2)
+    return (
+        key_function
+        + _less_function(key)
+        + f"var<workgroup> K: array<{key}, {size}>;\nvar<workgroup> J: array<u32, {size}>;\n"
+        + MAIN.format(wg=group)
+        + f"""let b = g.y * n.x + g.x;
+if (b >= {w.groups}) {{ return; }}
+let row = b / {w.blocks};
+{row_code}
+for (var e = l; e < {w.network}; e += {group}u) {{
+  let at = (b % {w.blocks}) * {size}u + e;
+  var key = {_NO_KEY[key]}; var place = 0xffffffffu;
+  if (at < {w.n}) {{ {load} }}
+  K[e] = key; J[e] = place;
+}}
+workgroupBarrier();
+for (var k = 2u; k <= {w.network}; k = k << 1u) {{
+  for (var d = k >> 1u; d > 0u; d = d >> 1u) {{
+    for (var e = l; e < {w.network} / 2u; e += {group}u) {{
+      let i = ((e & ~(d - 1u)) << 1u) | (e & (d - 1u)); let j = i | d;
+      let ka = K[i]; let kb = K[j]; let pa = J[i]; let pb = J[j];
+      if (less(kb, pb, ka, pa) == ((i & k) == 0u)) {{ K[i] = kb; K[j] = ka; J[i] = pb; J[j] = pa; }}
+    }}
+    workgroupBarrier();
+  }}
+}}
+for (var e = l; e < {w.keep}; e += {group}u) {{ {store} }}
+}}"""
+    )
+
+
+def sort_into(
+    graph: Graph, x: Tensor, values: Tensor | None, indices: Tensor, dim: int, descending: bool, keep: int
+) -> None:
+    """Writes the first ``keep`` elements of every sorted row of ``x``: values and int64 positions. Stable."""
+    _Sorting(_lined(x), _lined(values) if values is not None else None, _lined(indices), dim, descending, keep).run(
+        graph
+    )
+
+
+@lower("sort.stable", out="values_stable", results=2)
+def _sort_stable(
+    graph: Graph, x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _sort(graph, x, dim, descending)
+
+
+@lower("sort", out="values", results=2)
+def _sort(graph: Graph, x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    d = normal_dim(dim, x.ndim)
+    values, indices = graph.new(x.sizes, x.dtype), graph.new(x.sizes, I64)
+    sort_into(graph, x, values, indices, d, descending, x.sizes[d] if x.ndim else 1)
+    return values, indices
+
+
+@lower("topk", out="values", results=2)
+def _topk(
+    graph: Graph, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted_: bool = True
+) -> tuple[Tensor, Tensor]:
+    d = normal_dim(dim, x.ndim)
+    if not 0 <= k <= (x.sizes[d] if x.ndim else 1):
+        raise RuntimeError("selected index k out of range")
+    shape = list(x.sizes)
+    if shape:
+        shape[d] = k
+    values, indices = graph.new(shape, x.dtype), graph.new(shape, I64)
+    sort_into(graph, x, values, indices, d, largest, k)
+    return values, indices
+
+
+# ---------------------------------------------------------------------------------------------------- order statistics
+
+
+def _ranked(graph: Graph, x: Tensor, k: int, dim: int, keepdim: bool, nan: bool) -> tuple[Tensor, Tensor]:
+    """The k-th smallest of each row (from 1) and where it is; with ``nan``, a row with NaN gives NaN."""
+    line = _lined(x)
+    n = line.sizes[dim]
+    kept = n if nan else k
+    shape = [kept if d == dim else size for d, size in enumerate(line.sizes)]
+    values, indices = graph.new(shape, x.dtype), graph.new(shape, I64)
+    sort_into(graph, x, values, indices, dim, False, kept)
+    sizes = [1 if d == dim else size for d, size in enumerate(line.sizes)]
+    results = []
+    for source in (values, indices):
+        out = graph.new(sizes if x.ndim else (), source.dtype)
+        chosen = [source.narrow(dim, k - 1, 1)]
+        expr, c = "{0}", source.dtype.cls
+        if nan and x.dtype.is_float:
+            chosen += [source.narrow(dim, n - 1, 1), values.narrow(dim, n - 1, 1)]
+            expr = "select({0}, {1}, isnan_({2}))"
+        emit(graph, expr, chosen, [c, c, "f"][: len(chosen)], c, _lined(out), "order_statistic")
+        final = [size for d, size in enumerate(sizes) if keepdim or d != dim] if x.ndim else []
+        results.append(out.reshape(final))
+    return results[0], results[1]
+
+
+@lower("kthvalue", out="values", results=2)
+def _kthvalue(graph: Graph, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    d = normal_dim(dim, x.ndim)
+    if not 1 <= k <= _lined(x).sizes[d]:
+        raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
+    return _ranked(graph, x, k, d, keepdim, False)
+
+
+@lower("median.dim", out="dim_values", results=2)
+def _median_dim(graph: Graph, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    d = normal_dim(dim, x.ndim)
+    n = _lined(x).sizes[d]
+    if n == 0:
+        raise IndexError(f"median(): Expected reduction dim {d} to have non-zero size.")
+    return _ranked(graph, x, (n + 1) // 2, d, keepdim, True)
+
+
+@lower("median")
+def _median(graph: Graph, x: Tensor) -> Tensor:
+    if x.numel == 0:
+        out = graph.new((), x.dtype)
+        emit(graph, "{0}", [float("nan") if x.dtype.is_float else 0], [x.dtype.cls], x.dtype.cls, out, "fill")
+        return out
+    flat = contiguous(graph, x).reshape((x.numel,))
+    return _ranked(graph, flat, (x.numel + 1) // 2, 0, False, True)[0]
+
+
+# ---------------------------------------------------------------------------------------------------- scans
+
+SCAN_GROUP = 256
+PER_THREAD = 4
+SCAN_BLOCK = SCAN_GROUP * PER_THREAD
+SERIAL = 64  # elements up to which one invocation does the whole row
+SERIAL_ROWS = 4096  # with so many rows, eight times longer ones too
+
+_COMBINE = {
+    ("sum", "f"): ("a + b", "0.0"),
+    ("sum", "i"): ("a + b", "0"),
+    ("sum", "l"): ("add64(a, b)", "vec2<u32>(0u)"),
+    ("prod", "f"): ("a * b", "1.0"),
+    ("prod", "i"): ("a * b", "1"),
+    ("prod", "l"): ("mul64(a, b)", "vec2<u32>(1u, 0u)"),
+}
+
+
+@dataclass(frozen=True)
+class _Scan:
+    """Running combination along a dimension: ``o[j] = x[0] ∘ … ∘ x[j]``, in ``cls`` arithmetic."""
+
+    kind: str
+    cls: str
+    x: Tensor
+    out: Tensor
+    dim: int
+
+    def prelude(self) -> str:
+        t = wgsl.TYPE[self.cls]
+        return f"fn join(a: {t}, b: {t}) -> {t} {{ return {_COMBINE[self.kind, self.cls][0]}; }}\n"
+
+    def load(self, index: str) -> str:
+        return cast(f"ld_x({index})", self.x.dtype.cls, self.cls)
+
+    def store(self, index: str, value: str) -> str:
+        return f"st_o({index}, {cast(value, self.cls, self.out.dtype.cls)});"
+
+    def run(self, graph: Graph) -> None:
+        """Records the dispatches."""
+        rows = Rows.of(self.dim, x=self.x, o=self.out)
+        n = self.x.sizes[self.dim]
+        if rows.count == 0 or n == 0:
+            return
+        if n <= SERIAL or (n <= 8 * SERIAL and rows.count >= SERIAL_ROWS):
+            return self._serial(graph, rows, n)
+        blocks = -(-n // SCAN_BLOCK)
+        if blocks == 1:
+            return self._blocks(graph, rows, n, None, totals=False)
+        state = {"f": F32, "i": I32, "l": I64}[self.cls]
+        totals, running = graph.new((rows.count, blocks), state), graph.new((rows.count, blocks), state)
+        self._blocks(graph, rows, n, totals, totals=True)
+        _Scan(self.kind, self.cls, totals, running, 1).run(graph)
+        self._blocks(graph, rows, n, running, totals=False)
+
+    def _serial(self, graph: Graph, rows: Rows, n: int) -> None:
+        def words(w: Words) -> None:
+            w.u32("n", n)
+            w.u32("rows", rows.count)
+            rows.words(w)
+
+        def source(w: Words) -> str:
+            return (
+                self.prelude()
+                + MAIN.format(wg=WORKGROUP)
+                + f"""let row = {LINEAR.format(wg=WORKGROUP)};
+if (row >= {w.rows}) {{ return; }}
+{rows.code(w, "row")}
+var a = {self.load("x_x")};
+{self.store("x_o", "a")}
+for (var j = 1u; j < {w.n}; j++) {{
+  a = join(a, {self.load(rows.at(w, "x", "j"))});
+  {self.store(rows.at(w, "o", "j"), "a")}
+}}
+}}"""
+            )
+
+        args = [("x", self.x, "r"), ("o", self.out, "w")]
+        graph.launch("scan_rows", args, words, source, grid(rows.count, WORKGROUP), (self.kind, self.cls, rows.rank))
+
+    def _blocks(self, graph: Graph, rows: Rows, n: int, carry: Tensor | None, totals: bool) -> None:
+        """Scans blocks, starting from ``carry`` of the block before; or only writes their totals into ``carry``."""
+        blocks = -(-n // SCAN_BLOCK)
+
+        def words(w: Words) -> None:
+            w.u32("n", n)
+            w.u32("groups", rows.count * blocks)
+            w.u32("blocks", blocks)
+            rows.words(w)
+
+        args = [("x", self.x, "r")]
+        if not totals:
+            args.append(("o", self.out, "w"))
+        if carry is not None:
+            args.append(("c", carry, "w" if totals else "r"))
+        static = (self.kind, self.cls, rows.rank, carry is None, totals)
+        source = self._block_source(rows, carry is not None and not totals, totals)
+        graph.launch("scan_blocks", args, words, source, grid(rows.count * blocks, 1), static)
+
+    def _block_source(self, rows: Rows, carried: bool, totals: bool) -> Callable[[Words], str]:
+        def source(w: Words) -> str:
+            first = _COMBINE[self.kind, self.cls][1]
+            lines = [f"v[{e}] = join(v[{e - 1}], v[{e}]);" for e in range(1, PER_THREAD)]
+            put = [
+                f"if (at + {e}u < {w.n}) {{ {self.store(rows.at(w, 'o', f'at + {e}u'), f'join(before, v[{e}])')} }}"
+                for e in range(PER_THREAD)
+            ]
+            finish = f"if (l == {SCAN_GROUP - 1}u) {{ st_c(b, S[l]); }}"
+            if not totals:
+                carry = f"if (b % {w.blocks} > 0u) {{ before = join(ld_c(b - 1u), before); }}" if carried else ""
+                finish = f"var before = {first}; if (l > 0u) {{ before = S[l - 1u]; }}\n{carry}\n" + "\n".join(put)
+            t = wgsl.TYPE[self.cls]
+            return (
+                self.prelude()
+                + f"var<workgroup> S: array<{t}, {SCAN_GROUP}>;\n"
+                + MAIN.format(wg=SCAN_GROUP)
+                + f"""let b = g.y * n.x + g.x;
+if (b >= {w.groups}) {{ return; }}
+let row = b / {w.blocks};
+{rows.code(w, "row")}
+let at = (b % {w.blocks}) * {SCAN_BLOCK}u + l * {PER_THREAD}u;
+var v: array<{t}, {PER_THREAD}>;
+for (var e = 0u; e < {PER_THREAD}u; e++) {{
+  v[e] = {first};
+  if (at + e < {w.n}) {{ v[e] = {self.load(rows.at(w, "x", "at + e"))}; }}
+}}
+{chr(10).join(lines)}
+S[l] = v[{PER_THREAD - 1}];
+workgroupBarrier();
+for (var d = 1u; d < {SCAN_GROUP}u; d = d << 1u) {{
+  var sum = S[l];
+  if (l >= d) {{ sum = join(S[l - d], sum); }}
+  workgroupBarrier();
+  S[l] = sum;
+  workgroupBarrier();
+}}
+{finish}
+}}"""
+            )
+
+        return source
+
+
+def scan(graph: Graph, kind: str, x: Tensor, dim: int, out: Tensor) -> None:
+    """``out[j] = x[0] ∘ … ∘ x[j]`` along a dimension; ``kind`` is ``sum`` or ``prod``."""
+    cls = "i" if out.dtype.cls == "b" else out.dtype.cls
+    _Scan(kind, cls, _lined(x), _lined(out), dim).run(graph)
+
+
+def _cumulative(graph: Graph, kind: str, x: Tensor, dim: int, dtype: int | None) -> Tensor:
+    d = normal_dim(dim, x.ndim)
+    result = wgsl.DTYPES[dtype] if dtype is not None else x.dtype if x.dtype.is_float else I64
+    out = graph.new(x.sizes, result)
+    scan(graph, kind, x, d, out)
+    return out
+
+
+@lower("cumsum")
+def _cumsum(graph: Graph, x: Tensor, dim: int, dtype: int | None = None) -> Tensor:
+    return _cumulative(graph, "sum", x, dim, dtype)
+
+
+@lower("cumprod")
+def _cumprod(graph: Graph, x: Tensor, dim: int, dtype: int | None = None) -> Tensor:
+    return _cumulative(graph, "prod", x, dim, dtype)
+
+
+# ---------------------------------------------------------------------------------------------------- binary search
+
+
+def _at_least(cls: str, strict: bool) -> str:
+    """WGSL of ``reached``: whether a boundary is ≥ (> if strict) a value; false where NaN takes part."""
+    t = wgsl.TYPE[cls]
+    expr = {"l": "lt64(v, a)" if strict else "!lt64(a, v)", "i": "a > v" if strict else "a >= v"}
+    expr["f"] = f"!isnan_(a) && !isnan_(v) && {expr['i']}"
+    return f"fn reached(a: {t}, v: {t}) -> bool {{ return {expr[cls]}; }}\n"
+
+
+def search(
+    graph: Graph, edges: Tensor, x: Tensor | Scalar | float, int32: bool, right: bool, sorter: Tensor | None
+) -> Tensor:
+    """For each value, how many of its row's ascending ``edges`` lie before it (``right``: or equal it)."""
+    shape = x.sizes if isinstance(x, Tensor) else ()
+    if edges.ndim != 1 and (not isinstance(x, Tensor) or edges.sizes[:-1] != shape[:-1]):
+        raise RuntimeError(
+            "torch.searchsorted(): boundaries tensor should be 1 dimension or the first N-1 dimensions of boundaries "
+            "tensor and input value tensor must match, but we got boundaries tensor "
+            f"{list(edges.sizes)} and input value tensor {list(shape)}"
+        )
+    cls = result_dtype(edges, x).cls if not isinstance(x, Tensor) else wgsl.promote(edges.dtype, x.dtype).cls
+    cls = "i" if cls == "b" else cls
+    out = graph.new(shape, I32 if int32 else I64)
+    total, n = product(shape), edges.sizes[-1]
+    if total == 0:
+        return out
+    edges = contiguous(graph, edges)
+    args = [("o", out, "w"), ("a", edges, "r")]
+    if isinstance(x, Tensor):
+        args.append(("x", contiguous(graph, x), "r"))
+    if sorter is not None:
+        args.append(("s", contiguous(graph, sorter), "r"))
+
+    def words(w: Words) -> None:
+        w.u32("total", total)
+        w.u32("n", n)
+        w.u32("row", shape[-1] if edges.ndim > 1 else total)
+        if not isinstance(x, Tensor):
+            w.number("x", x, cls)
+
+    def source(w: Words) -> str:
+        value = cast("ld_x(i)", x.dtype.cls, cls) if isinstance(x, Tensor) else w.expr("x", cls)
+        at = "start + ld_s(start + m).x" if sorter is not None else "start + m"
+        return (
+            _at_least(cls, right)
+            + MAIN.format(wg=WORKGROUP)
+            + f"""let i = {LINEAR.format(wg=WORKGROUP)};
+if (i >= {w.total}) {{ return; }}
+let v = {value}; let start = (i / {w.row}) * {w.n};
+var low = 0u; var high = {w.n};
+while (low < high) {{
+  let m = (low + high) / 2u;
+  if (reached({cast(f"ld_a({at})", edges.dtype.cls, cls)}, v)) {{ high = m; }} else {{ low = m + 1u; }}
+}}
+st_o(i, {"bitcast<i32>(low)" if int32 else "vec2<u32>(low, 0u)"});
+}}"""
+        )
+
+    static = (cls, right, isinstance(x, Tensor), sorter is not None)
+    graph.launch("search", args, words, source, grid(total, WORKGROUP), static)
+    return out
+
+
+@lower("searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(
+    graph: Graph,
+    edges: Tensor,
+    x: Tensor | Scalar | float,
+    int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    if side not in (None, "left", "right"):
+        raise RuntimeError(f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}")
+    if side == "left" and right:
+        raise RuntimeError(
+            "torch.searchsorted(): side and right can't be set to opposites, got side of left while right was True"
+        )
+    return search(graph, edges, x, int32, right or side == "right", sorter)
+
+
+@lower("bucketize.Tensor", "bucketize.Scalar")
+def _bucketize(
+    graph: Graph, x: Tensor | Scalar | float, edges: Tensor, int32: bool = False, right: bool = False
+) -> Tensor:
+    if edges.ndim != 1:
+        raise RuntimeError(f"bucketize(): boundaries tensor must be 1 dimension, but got dim({edges.ndim})")
+    return search(graph, edges, x, int32, right, None)
+
+
+fallback("order statistics that models do not use in their loops", "mode", "nanmedian", "nanmedian.dim")
+fallback("scans that models do not use in their loops", "logcumsumexp", "_logcumsumexp")
+fallback(
+    "the size of the result depends on the data",
+    "_unique2",
+    "_unique",
+    "unique_dim",
+    "unique_consecutive",
+    "unique_dim_consecutive",
+    "bincount",
+)
+fallback("histograms are for inspection", "histc", "histogram.bin_ct", "histogram.bins_tensor")
