@@ -216,9 +216,7 @@ def _launch(
             for k, (out, (expr, cls)) in enumerate(zip(outs, reducer.finish, strict=False))
         ]
         value = wgsl.cast("ld_x(x_ox + x_ix)", x.dtype.cls, reducer.cls)
-        loop = (
-            f"{index_code(w, inner_rank, ['x'], 'r', 'i')}\nlet v = {value};\na = {reducer.put};\n"
-        )
+        loop = f"{index_code(w, inner_rank, ['x'], 'r', 'i')}\nlet v = {value};\na = {reducer.put};\n" if count else ""
         row = "o" if segments == 1 else f"(o / {segments}u)"
         head = f"{reducer.struct}\n{reducer.helpers}\n"
         if not by_row:
@@ -245,8 +243,9 @@ def _launch(
             + "\n}\n}"
         )
 
-    args = [("x", x, "r")] + [(f"o{k}", out, "w") for k, out in enumerate(outs)]
-    static = (reducer.name, reducer.cls, reducer.finish, reducer.put, outer_rank, inner_rank, by_row, segments)
+    args = [("x", x, "r")] if count else []  # an empty tensor has no buffer to bind
+    args += [(f"o{k}", out, "w") for k, out in enumerate(outs)]
+    static = (reducer.name, reducer.cls, reducer.finish, reducer.put, outer_rank, inner_rank, by_row, segments, count == 0)
     graph.launch("reduce", args, words, source, grid(rows * segments, 1 if by_row else WORKGROUP), static)
 
 
