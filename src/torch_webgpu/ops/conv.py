@@ -1,0 +1,384 @@
+"""Convolutions of one to three spatial dimensions, forward and backward.
+
+Every convolution is one of two contractions. ``_correlate`` sums over channels and taps: forward and, with ``transposed``
+window arithmetic, input gradients and transposed convolutions. ``_correlate_weight`` sums over positions: weight gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import wgsl
+from ..recipe import Graph, Tensor, Words, grid, product
+from ..registry import lower
+from .creation import fill
+from .gather import five, gather, triple, unpack
+from .pointwise import MAIN
+
+DEPTH = 16  # terms of the sum that a tile holds at once
+INVOCATIONS = 256
+SMALLEST_TILED = 8  # output channels a group, and terms, from which tiles pay
+FEW_TILES = 96  # fewer large tiles than this leave a GPU idle: use small ones
+
+_INSIDE = {
+    # Index of the input position under a tap; 0xffffffff (u32 wrap-around included) where there is none.
+    False: "fn at_(o: u32, k: u32, s: u32, p: u32, d: u32, n: u32) -> u32 {\n"
+    "let t = o * s + k * d - p; return select(0xffffffffu, t, t < n); }\n",
+    True: "fn at_(o: u32, k: u32, s: u32, p: u32, d: u32, n: u32) -> u32 {\n"
+    "let t = o + p - k * d; let q = t / s;\n"
+    "return select(0xffffffffu, q, t < 0x80000000u && q * s == t && q < n); }\n",
+}
+_NONE = "0xffffffffu"
+
+
+@dataclass(frozen=True)
+class Window:
+    """Stride, padding and dilation of three spatial dimensions; ``transposed`` swaps the roles of input and output."""
+
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+    dilation: tuple[int, int, int]
+    transposed: bool
+
+    def flipped(self) -> Window:
+        """The window of the adjoint map."""
+        return Window(self.stride, self.padding, self.dilation, not self.transposed)
+
+
+def _window_words(w: Words, window: Window, source: Tensor, result: Sequence[int], taps: Sequence[int]) -> None:
+    for i, d in enumerate("dhw"):
+        w.u32(f"i{d}", source.sizes[2 + i])
+        w.u32(f"o{d}", result[i])
+        w.u32(f"k{d}", taps[i])
+        w.u32(f"s{d}", window.stride[i])
+        w.u32(f"p{d}", window.padding[i])
+        w.u32(f"d{d}", window.dilation[i])
+
+
+def _stride_words(w: Words, name: str, t: Tensor) -> None:
+    for axis, stride in zip("ncdhw", t.strides, strict=True):
+        w.u32(f"{name}{axis}", stride)
+
+
+def _at(w: Words, axis: str) -> str:
+    """Input coordinate under output coordinate ``o_<axis>`` and tap ``k_<axis>``."""
+    return f"at_(o_{axis}, k_{axis}, {w.expr('s' + axis)}, {w.expr('p' + axis)}, {w.expr('d' + axis)}, {w.expr('i' + axis)})"
+
+
+def _position(w: Words, base: str, name: str) -> str:
+    """WGSL setting ``inside`` and ``xp``, the offset of the input position in tensor ``name``."""
+    return (
+        f"let a_d = {_at(w, 'd')}; let a_h = {_at(w, 'h')}; let a_w = {_at(w, 'w')};\n"
+        f"let inside = a_d != {_NONE} && a_h != {_NONE} && a_w != {_NONE};\n"
+        f"let xp = {base} + a_d * {w.expr(name + 'd')} + a_h * {w.expr(name + 'h')} + a_w * {w.expr(name + 'w')};\n"
+    )
+
+
+def _taps_loops(w: Words) -> str:
+    return "".join(f"for (var k_{d} = 0u; k_{d} < {w.expr('k' + d)}; k_{d}++) {{\n" for d in "dhw")
+
+
+def _unpack_output(w: Words, index: str, *lead: str) -> str:
+    sizes = ["co"] * (len(lead) - 1) + ["od", "oh", "ow"]
+    return unpack(index, [*lead, "o_d", "o_h", "o_w"], [w.expr(s) for s in sizes])
+
+
+# ---------------------------------------------------------------------------------------------------- tiles
+
+
+def _tile_grid(rows: int, columns: int, groups: int) -> tuple[int, int, int, int]:
+    """(register block edge, row tiles, column tiles, all tiles) of a grouped matrix product."""
+    for block in (4, 2):
+        edge = 16 * block
+        tiles = -(-rows // edge), -(-columns // edge)
+        if tiles[0] * tiles[1] * groups >= FEW_TILES or block == 2:
+            break
+    return block, tiles[0], tiles[1], tiles[0] * tiles[1] * groups
+
+
+def _tiled(w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: str) -> str:
+    """A grouped matrix product with operands staged in workgroup memory.
+
+    Args:
+        block: each invocation holds ``block`` × ``block`` results; a tile has 16 times as many rows and columns.
+        head: statements before the loops; they see ``grp``, ``tm``, ``tn`` (tile numbers) and ``col`` (loaded column).
+        loops: what opens and closes loops around the one over ``depth``.
+        left: statements that set ``v`` to the left operand at row ``m``, term ``k``; both are in range.
+        right: as ``left`` for term ``k`` and column ``col``.
+        store: statements that use ``acc[i][j]``, row ``row + i`` and column ``column + j``.
+    """
+    edge = 16 * block
+    pad = edge + 1  # odd: consecutive terms of a row fall into different banks
+    values = ", ".join
+    return (
+        f"var<workgroup> lt_: array<f32, {DEPTH * pad}>;\nvar<workgroup> rt_: array<f32, {DEPTH * edge}>;\n"
+        + MAIN.format(wg=INVOCATIONS)
+        + f"let tile = g.y * n.x + g.x;\nif (tile >= {w.tiles}) {{ return; }}\n"
+        f"let tn = tile % {w.tiles_n}; let tm = (tile / {w.tiles_n}) % {w.tiles_m};\n"
+        f"let grp = tile / ({w.tiles_n} * {w.tiles_m});\n"
+        f"let lc = l % {edge}u; let col = tn * {edge}u + lc;\nlet ty = l / 16u; let tx = l % 16u;\n"
+        f"{head}\nvar acc: array<vec{block}<f32>, {block}>;\n{loops[0]}"
+        f"for (var k0 = 0u; k0 < {depth}; k0 += {DEPTH}u) {{\nworkgroupBarrier();\n"
+        f"for (var j = l / {edge}u; j < {DEPTH}u; j += {INVOCATIONS // edge}u) {{\nlet k = k0 + j; var v = 0.0;\n"
+        f"if (k < {depth} && col < {w.columns}) {{ {right} }}\nrt_[j * {edge}u + lc] = v;\n}}\n"
+        f"for (var j = ty; j < {edge}u; j += 16u) {{\nlet k = k0 + tx; let m = tm * {edge}u + j; var v = 0.0;\n"
+        f"if (k < {depth} && m < {w.rows}) {{ {left} }}\nlt_[tx * {pad}u + j] = v;\n}}\nworkgroupBarrier();\n"
+        f"for (var k = 0u; k < {DEPTH}u; k++) {{\nlet a = k * {pad}u + ty * {block}u; let b = k * {edge}u + tx * {block}u;\n"
+        f"let bv = vec{block}<f32>({values(f'rt_[b + {j}u]' for j in range(block))});\n"
+        + "".join(f"acc[{i}] += lt_[a + {i}u] * bv;\n" for i in range(block))
+        + f"}}\n}}\n{loops[1]}"
+        f"let row = tm * {edge}u + ty * {block}u; let column = tn * {edge}u + tx * {block}u;\n{store}\n}}"
+    )
+
+
+def _tile_words(w: Words, rows: int, columns: int, tiles: tuple[int, int, int, int]) -> None:
+    w.u32("rows", rows)
+    w.u32("columns", columns)
+    w.u32("tiles_m", tiles[1])
+    w.u32("tiles_n", tiles[2])
+    w.u32("tiles", tiles[3])
+
+
+# ---------------------------------------------------------------------------------------------------- sum over taps
+
+
+def _correlate(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, window: Window, groups: int) -> None:
+    """``out[n, c, o] = bias[c] + Σ x[n, c', at(o, k)] · weight``, all of five dimensions, ``out`` new and contiguous."""
+    if out.numel == 0:
+        return
+    if x.numel == 0 or weight.numel == 0:
+        fill(graph, out, 0)
+        return
+    rows, channels, taps = out.sizes[1] // groups, x.sizes[1] // groups, product(weight.sizes[2:])
+    # Strides of the weight along groups, output channels within a group, and summed channels.
+    first, second = weight.strides[:2]
+    steps = (channels * first, second, first) if window.transposed else (rows * first, first, second)
+
+    def words(w: Words) -> None:
+        _window_words(w, window, x, out.sizes[2:], weight.sizes[2:])
+        _stride_words(w, "x", x)
+        for name, value in zip(("wg", "wm", "wc", "wd", "wh", "ww"), (*steps, *weight.strides[2:]), strict=True):
+            w.u32(name, value)
+        w.u32("co", out.sizes[1])
+        w.u32("channels", channels)
+        w.u32("taps", taps)
+        w.u32("plane", product(out.sizes[2:]))
+        w.u32("bs", bias.strides[0] if bias is not None else 0)
+
+    args = [("x", x), ("wt", weight)] + ([("bias", bias)] if bias is not None else [])
+    if rows < SMALLEST_TILED or channels * taps < SMALLEST_TILED:
+        _direct(graph, out, args, words, window, rows, bias is not None)
+    else:
+        _tiled_taps(graph, out, args, words, window, (rows, groups, channels), bias is not None)
+
+
+def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, rows: int, biased: bool) -> None:
+    """One invocation an output word: depthwise and narrow convolutions."""
+
+    def all_words(w: Words) -> None:
+        words(w)
+        w.u32("rows", rows)
+
+    def functions(w: Words) -> str:
+        start = f"ld_bias(oc * {w.bs})" if biased else "0.0"
+        return (
+            _INSIDE[window.transposed]
+            + "fn value_(i: u32) -> f32 {\n"
+            + _unpack_output(w, "i", "b", "oc")
+            + f"\nlet grp = oc / {w.rows}; let m = oc % {w.rows}; var acc = {start};\n"
+            + f"let xb = b * {w.xn} + grp * {w.channels} * {w.xc}; let wb = grp * {w.wg} + m * {w.wm};\n"
+            + _taps_loops(w)
+            + _position(w, "xb", "x")
+            + f"if (inside) {{\nlet wp = wb + k_d * {w.wd} + k_h * {w.wh} + k_w * {w.ww};\n"
+            + f"for (var c = 0u; c < {w.channels}; c++) {{ acc += ld_x(xp + c * {w.xc}) * ld_wt(wp + c * {w.wc}); }}\n}}\n"
+            + "}\n}\n}\nreturn acc;\n}"
+        )
+
+    gather(graph, "conv_direct", out, args, all_words, functions, (window.transposed, biased))
+
+
+def _tiled_taps(
+    graph: Graph, out: Tensor, args: Any, words: Any, window: Window, shape: tuple[int, int, int], biased: bool
+) -> None:
+    """Implicit matrix product: output channels × positions, over channels and taps; ``shape`` is rows, groups, channels."""
+    rows, groups, channels = shape
+    plane = product(out.sizes[2:])
+    columns = out.sizes[0] * plane
+    tiles = _tile_grid(rows, columns, groups)
+    by_tap = channels >= DEPTH  # few channels would leave tiles mostly empty: then channels and taps form one axis
+    packed = out.dtype.packed and plane % 2 == 0
+
+    def all_words(w: Words) -> None:
+        words(w)
+        _tile_words(w, rows, columns, tiles)
+
+    def source(w: Words) -> str:
+        head = _unpack_output(w, "col", "b") + f"\nlet xb = b * {w.xn} + grp * {w.channels} * {w.xc};\n"
+        tap = f"k_d * {w.wd} + k_h * {w.wh} + k_w * {w.ww}"
+        if by_tap:
+            loops = (_taps_loops(w) + _position(w, "xb", "x") + f"let wp = grp * {w.wg} + {tap};\n", "}\n}\n}\n")
+            right = f"if (inside) {{ v = ld_x(xp + k * {w.xc}); }}"
+            left = f"v = ld_wt(wp + m * {w.wm} + k * {w.wc});"
+            depth = w.channels
+        else:
+            split = unpack("k", ["c", "k_d", "k_h", "k_w"], [w.kd, w.kh, w.kw])
+            loops = ("", "")
+            right = f"{split}\n{_position(w, 'xb', 'x')}if (inside) {{ v = ld_x(xp + c * {w.xc}); }}"
+            left = f"{split}\nv = ld_wt(grp * {w.wg} + m * {w.wm} + c * {w.wc} + {tap});"
+            depth = f"({w.channels} * {w.taps})"
+        store = _store_planes(w, tiles[0], out, packed, biased)
+        return _INSIDE[window.transposed] + _tiled(w, tiles[0], head, loops, depth, left, right, store)
+
+    operands = [("o", out, "p" if packed else "w"), *((name, t, "r") for name, t in args)]
+    static = (tiles[0], by_tap, packed, window.transposed, biased)
+    graph.launch("conv_tiled", operands, all_words, source, grid(tiles[3], 1), static)
+
+
+def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool) -> str:
+    """Stores a register block into a contiguous (batch, channel, position) tensor; pairs share words if ``packed``."""
+    step = 2 if packed else 1
+    lines = [f"for (var i = 0u; i < {block}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}\nlet oc = grp * {w.rows} + row + i;"]
+    lines.append(f"let add = {f'ld_bias(oc * {w.bs})' if biased else '0.0'};\nlet y = acc[i];")
+    for j in range(0, block, step):
+        at = f"((column + {j}u) / {w.plane} * {w.co} + oc) * {w.plane} + (column + {j}u) % {w.plane}"
+        if packed:
+            low, high = (wgsl.bits_of(out.dtype, f"y[{j + e}] + add") for e in range(2))
+            action = f"st_o(({at}) / 2u, {low} | ({high} << 16u));"
+        else:
+            action = f"st_o({at}, y[{j}] + add);"
+        lines.append(f"if (column + {j}u < {w.columns}) {{ {action} }}")
+    return "\n".join([*lines, "}"])
+
+
+# ---------------------------------------------------------------------------------------------------- sum over positions
+
+
+def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: Window, groups: int) -> None:
+    """``out[c, c', k] = Σ a[n, c, o] · b[n, c', at(o, k)]`` over batch and positions, within groups of channels."""
+    if out.numel == 0:
+        return
+    if a.numel == 0 or b.numel == 0:
+        fill(graph, out, 0)
+        return
+    rows, columns = a.sizes[1] // groups, product(out.sizes[1:])
+    terms = a.sizes[0] * product(a.sizes[2:])
+    tiles = _tile_grid(rows, columns, groups)
+
+    def words(w: Words) -> None:
+        _window_words(w, window, b, a.sizes[2:], out.sizes[2:])
+        _stride_words(w, "a", a)
+        _stride_words(w, "b", b)
+        w.u32("channels", out.sizes[1])
+        w.u32("terms", terms)
+        _tile_words(w, rows, columns, tiles)
+
+    def source(w: Words) -> str:
+        head = unpack("col", ["c", "k_d", "k_h", "k_w"], [w.kd, w.kh, w.kw]) + (
+            f"\nlet ab = grp * {w.rows} * {w.ac}; let bb = (grp * {w.channels} + c) * {w.bc};\n"
+        )
+        split = _unpack_output(w, "k", "s")
+        left = f"{split}\nv = ld_a(ab + m * {w.ac} + s * {w.an} + o_d * {w.ad} + o_h * {w.ah} + o_w * {w.aw});"
+        right = f"{split}\n{_position(w, f'bb + s * {w.bn}', 'b')}if (inside) {{ v = ld_b(xp); }}"
+        store = (
+            f"for (var i = 0u; i < {tiles[0]}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}\n"
+            f"for (var j = 0u; j < {tiles[0]}u; j++) {{\nif (column + j < {w.columns}) {{\n"
+            f"st_o((grp * {w.rows} + row + i) * {w.columns} + column + j, acc[i][j]);\n}}\n}}\n}}"
+        )
+        return _INSIDE[False] + _tiled(w, tiles[0], head, ("", ""), w.terms, left, right, store)
+
+    args = [("o", out, "w"), ("a", a, "r"), ("b", b, "r")]
+    graph.launch("conv_weight", args, words, source, grid(tiles[3], 1), tiles[0])
+
+
+# ---------------------------------------------------------------------------------------------------- ops
+
+
+def _check(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, groups: int) -> None:
+    what = f"{graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)}, groups {groups}"
+    if x.ndim != weight.ndim or not 3 <= x.ndim <= 5:
+        raise RuntimeError(f"Expected an input and a weight of 3 to 5 dimensions each in {what}")
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and t.dtype is not x.dtype:
+            raise RuntimeError(f"Input type ({x.dtype.name}) and {name} type ({t.dtype.name}) should be the same")
+    if not x.dtype.is_float:
+        raise RuntimeError(f"\"convolution\" not implemented for '{x.dtype.name}'")
+    expected = weight.sizes[0] if transposed else weight.sizes[1] * groups
+    if x.sizes[1] != expected or groups < 1 or weight.sizes[0] % groups:
+        raise RuntimeError(f"Given {what}: expected input to have {expected} channels, but got {x.sizes[1]} channels instead")
+    channels = weight.sizes[1] * groups if transposed else weight.sizes[0]
+    if bias is not None and bias.sizes != (channels,):
+        raise RuntimeError(f"Given {what}: expected bias to have shape [{channels}], but got {list(bias.sizes)}")
+
+
+def _window(rank: int, stride: Any, padding: Any, dilation: Any, transposed: bool) -> Window:
+    return Window(triple(stride, 1, rank), triple(padding, 0, rank), triple(dilation, 1, rank), transposed)
+
+
+def _output_sizes(graph: Graph, x: Tensor, weight: Tensor, window: Window, extra: tuple[int, int, int], groups: int) -> list[int]:
+    sizes = []
+    for i, (n, k) in enumerate(zip(x.sizes[2:], weight.sizes[2:], strict=True), 5 - x.ndim):
+        s, p, reach = window.stride[i], window.padding[i], window.dilation[i] * (k - 1) + 1
+        size = (n - 1) * s - 2 * p + reach + extra[i] if window.transposed else (n + 2 * p - reach) // s + 1
+        if size < 1 and (window.transposed or n + 2 * p < reach):
+            raise RuntimeError(
+                f"Calculated padded input size per channel: ({n + 2 * p}). Kernel size: ({reach}). Kernel size can't be greater "
+                f"than actual input size ({graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)})"
+            )
+        sizes.append(size)
+    return [x.sizes[0], weight.sizes[1] * groups if window.transposed else weight.sizes[0], *sizes]
+
+
+@lower("convolution_overrideable")
+def _convolution(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> Tensor:
+    _check(graph, x, weight, bias, transposed, groups)
+    rank = x.ndim - 2
+    window = _window(rank, stride, padding, dilation, transposed)
+    sizes = _output_sizes(graph, x, weight, window, triple(output_padding, 0, rank), groups)
+    out = graph.new(sizes, x.dtype)
+    _correlate(graph, five(x, rank), five(weight, rank), bias, five(out, rank), window, groups)
+    return out
+
+
+@lower("convolution_backward_overrideable", out="out", results=3)
+def _convolution_backward(
+    graph: Graph,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    mask: Sequence[bool],
+) -> list[Tensor]:
+    from .batchnorm import channel_sum
+
+    _check(graph, x, weight, None, transposed, groups)
+    rank = x.ndim - 2
+    window = _window(rank, stride, padding, dilation, transposed)
+    grad5, x5, weight5 = five(grad, rank), five(x, rank), five(weight, rank)
+    # A gradient that nobody asked for is an empty tensor.
+    gx = graph.new(x.sizes if mask[0] else (0,), x.dtype)
+    gw = graph.new(weight.sizes if mask[1] else (0,), weight.dtype)
+    gb = channel_sum(graph, grad, grad.dtype) if mask[2] else graph.new((0,), grad.dtype)
+    if mask[0]:
+        _correlate(graph, grad5, weight5, None, five(gx, rank), window.flipped(), groups)
+    if mask[1]:
+        a, b = (x5, grad5) if transposed else (grad5, x5)
+        _correlate_weight(graph, a, b, five(gw, rank), window, groups)
+    return [gx, gw, gb]
