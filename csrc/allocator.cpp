@@ -21,9 +21,7 @@ uint64_t next_id = 1;
 constexpr uint64_t granule = 256;  // the offset alignment of storage bindings
 constexpr uint64_t small_limit = granule * 64;
 
-std::vector<Block*>& free_list(uint64_t size) {
-  return size <= small_limit ? small_pool[size / granule - 1] : pool[size];
-}
+std::vector<Block*>& free_list(uint64_t size) { return size <= small_limit ? small_pool[size / granule - 1] : pool[size]; }
 
 void release(Block* block) {
   api.buffer_destroy(block->buffer);
@@ -39,13 +37,14 @@ void release_list(std::vector<Block*>& list) {
 }
 
 [[noreturn]] void out_of_memory(uint64_t bytes, const std::string& why) {
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "WebGPU out of memory: tried to allocate ", bytes, " bytes; ", why,
-                   " (allocated ", stats.allocated, " bytes, cached ", stats.reserved - stats.allocated,
-                   " bytes). Free tensors, or split the tensor into smaller ones.");
-  __builtin_unreachable();
+  raise_python("OutOfMemoryError",
+               c10::str("WebGPU out of memory: tried to allocate ", bytes, " bytes; ", why, " (allocated ", stats.allocated,
+                        " bytes, cached ", stats.reserved - stats.allocated,
+                        " bytes). Free tensors, or split the tensor into smaller ones."));
 }
 
 Handle create(uint64_t size) {
+  raise_errors("an earlier command");  // errors of earlier commands are not this buffer's
   BufferDescriptor descriptor{};
   descriptor.usage = usage::storage | usage::copy_src | usage::copy_dst;
   descriptor.size = size;
@@ -54,11 +53,9 @@ Handle create(uint64_t size) {
   bool memory = false;
   auto errors = take_errors();
   for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
-  if (!memory) {
-    if (buffer) api.buffer_release(buffer);
-    raise_python(errors[0].type == 6 ? "DeviceLostError" : "InternalError", "creating a buffer: " + errors[0].message);
-  }
   if (buffer) api.buffer_release(buffer);
+  if (device_lost()) raise_errors("creating a buffer");
+  if (!memory) raise_python("InternalError", "creating a buffer: " + errors[0].message);
   return nullptr;
 }
 

@@ -69,9 +69,10 @@ PyObject* py_take_errors(PyObject*, PyObject*) {
   auto errors = take_errors();
   PyObject* list = PyList_New(0);
   for (auto& e : errors) {
-    PyObject* pair = Py_BuildValue("is#", int(e.type), e.message.data(), Py_ssize_t(e.message.size()));
-    PyList_Append(list, pair);
-    Py_DECREF(pair);
+    PyObject* text = PyUnicode_DecodeUTF8(e.message.data(), Py_ssize_t(e.message.size()), "replace");
+    PyObject* pair = Py_BuildValue("iN", int(e.type), text);
+    if (pair) PyList_Append(list, pair);
+    Py_XDECREF(pair);
   }
   return list;
 }
@@ -81,9 +82,8 @@ PyObject* py_add_pipeline(PyObject*, PyObject* args) {
   unsigned bindings, slots;
   if (!PyArg_ParseTuple(args, "KKII", &pipeline, &layout, &bindings, &slots)) return nullptr;
   uint32_t id = 0;
-  PyObject* done = guarded([&] {
-    id = add_pipeline({reinterpret_cast<Handle>(pipeline), reinterpret_cast<Handle>(layout), bindings, slots});
-  });
+  PyObject* done = guarded(
+      [&] { id = add_pipeline({reinterpret_cast<Handle>(pipeline), reinterpret_cast<Handle>(layout), bindings, slots}); });
   if (!done) return nullptr;
   Py_DECREF(done);
   return PyLong_FromUnsignedLong(id);

@@ -5,6 +5,11 @@
 #include <c10/util/Exception.h>
 #include <atomic>
 #include <cstring>
+#include <new>
+
+#ifndef _WIN32
+#include <pthread.h>
+#endif
 
 namespace webgpu {
 
@@ -15,16 +20,28 @@ std::mutex error_mutex;
 std::vector<DeviceError> errors;
 std::atomic<bool> any_error{false};
 std::atomic<bool> ready{false};
+std::atomic<bool> lost{false};
+std::string why_lost;
+
+std::string to_string(StringView text) {
+  if (!text.data) return {};
+  return {text.data, text.length == SIZE_MAX ? strlen(text.data) : text.length};
+}
 
 void add_error(uint32_t type, StringView message) {
   std::lock_guard<std::mutex> guard(error_mutex);
   constexpr size_t most_kept = 64;
   if (errors.size() < most_kept) {
-    errors.push_back({type, message.data ? std::string(message.data, message.length == SIZE_MAX ? strlen(message.data)
-                                                                                               : message.length)
-                                         : std::string()});
+    errors.push_back({type, to_string(message)});
   }
   any_error = true;
+}
+
+void lose(std::string why) {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  if (lost) return;
+  why_lost = std::move(why);
+  lost = any_error = true;
 }
 }  // namespace
 
@@ -35,17 +52,19 @@ std::recursive_mutex& device_mutex() {
 
 void on_uncaptured_error(void* const*, uint32_t type, StringView message, void*, void*) { add_error(type, message); }
 
-void on_device_lost(void* const*, uint32_t reason, StringView message, void*, void*) {
-  constexpr uint32_t destroyed = 2;  // the user's own doing, also reported when the process ends
-  if (reason != destroyed) add_error(6, message);
-}
+void on_device_lost(void* const*, uint32_t, StringView message, void*, void*) { lose(to_string(message)); }
+
+bool device_lost() { return lost.load(std::memory_order_relaxed); }
 
 bool has_errors() { return any_error.load(std::memory_order_relaxed); }
 
 std::vector<DeviceError> take_errors() {
   std::lock_guard<std::mutex> guard(error_mutex);
-  any_error = false;
-  return std::move(errors);
+  std::vector<DeviceError> taken;
+  taken.swap(errors);
+  any_error = lost.load();
+  if (lost) taken.push_back({6, why_lost});
+  return taken;
 }
 
 void raise_errors(const std::string& context) {
@@ -60,13 +79,18 @@ void raise_errors(const std::string& context) {
                      : worst->type == 6 ? "DeviceLostError"
                      : worst->type == 2 ? "ValidationError"
                                         : "InternalError";
-  raise_python(kind, context.empty() ? worst->message : context + ": " + worst->message);
+  std::string text = context.empty() ? worst->message : context + ": " + worst->message;
+  if (worst->type == 6) text += " (the device is lost: restart the process to get it back)";
+  raise_python(kind, text);
 }
 
 bool device_ready() { return ready.load(std::memory_order_acquire); }
 
 void ensure_device() {
-  if (device_ready()) return;
+  if (device_ready()) {
+    if (C10_UNLIKELY(device_lost())) raise_errors("");
+    return;
+  }
   PyGILState_STATE gil = PyGILState_Ensure();
   PyObject* module = PyImport_ImportModule("torch_webgpu.runtime");
   PyObject* result = module ? PyObject_CallMethod(module, "start", nullptr) : nullptr;
@@ -77,10 +101,28 @@ void ensure_device() {
   TORCH_CHECK(device_ready(), "torch_webgpu.runtime.start() attached no device");
 }
 
+#ifndef _WIN32
+// The libraries' threads, and whoever held the locks, do not exist in the child.
+void after_fork() {
+  new (&device_mutex()) std::recursive_mutex;
+  new (&error_mutex) std::mutex;
+  if (device_ready()) {
+    lose(
+        "a WebGPU device does not survive fork(); start workers with multiprocessing's \"spawn\" or \"forkserver\", or use "
+        "the device only in the children");
+  }
+}
+#endif
+
 void attach_device(const std::string& library, const Device& handles) {
   Lock lock(device_mutex());
   load_api(library, handles.dawn);
   device = handles;
+  device.limits.max_buffer &= ~uint64_t(255);  // some adapters grant 2^31 - 1, not a whole number of words
+#ifndef _WIN32
+  static int once = pthread_atfork(nullptr, nullptr, after_fork);
+  (void)once;
+#endif
   ready.store(true, std::memory_order_release);
 }
 

@@ -46,6 +46,8 @@ void on_device_lost(void* const* device, uint32_t reason, StringView message, vo
 
 std::vector<DeviceError> take_errors();
 bool has_errors();
+// Once the device is lost every call raises; `take_errors` goes on naming the loss.
+bool device_lost();
 // Throws the first collected error as a torch_webgpu exception; `context` names what was running.
 void raise_errors(const std::string& context);
 

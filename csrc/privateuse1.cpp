@@ -7,9 +7,12 @@
 #include <ATen/native/Resize.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/util/strides.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -35,7 +38,10 @@ const c10::Device the_device(c10::DeviceType::PrivateUse1, 0);
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = c10::DeviceType::PrivateUse1;
   c10::DeviceType type() const override { return static_type; }
-  c10::Device exchangeDevice(c10::Device) const override { return the_device; }
+  c10::Device exchangeDevice(c10::Device d) const override {
+    setDevice(d);
+    return the_device;
+  }
   c10::Device getDevice() const override { return the_device; }
   void setDevice(c10::Device d) const override {
     TORCH_CHECK(d.index() <= 0, "webgpu has one device per process, got index ", int(d.index()));
@@ -95,22 +101,28 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
 
 bool same_dense_layout(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         a.is_non_overlapping_and_dense() && a.is_neg() == b.is_neg();
+         a.is_non_overlapping_and_dense();
 }
 
 void copy_on_device(const Tensor& src, const Tensor& dst) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("webgpu::copy_", "")
-                       .typed<Tensor(const Tensor&, const Tensor&)>();
+  static auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("webgpu::copy_", "").typed<Tensor(const Tensor&, const Tensor&)>();
   op.call(dst, src);
 }
 
+// Whether plain bytes may be written to the tensor: it starts at a word, and what follows it in its last word is nobody's.
+bool owns_words(const Tensor& t) {
+  uint64_t end = byte_offset(t) + t.nbytes();
+  return byte_offset(t) % 4 == 0 && (end % 4 == 0 || end >= t.storage().nbytes());
+}
+
 void upload(const Tensor& src, const Tensor& dst) {
-  if (same_dense_layout(src, dst)) {
+  bool words = owns_words(dst);
+  if (words && same_dense_layout(src, dst)) {
     return write_bytes(*block_of(dst), byte_offset(dst), src.const_data_ptr(), dst.nbytes());
   }
   Tensor ready = src.to(dst.scalar_type()).contiguous();
-  if (ready.sizes() == dst.sizes() && dst.is_contiguous()) {
+  if (words && ready.sizes() == dst.sizes() && dst.is_contiguous()) {
     return write_bytes(*block_of(dst), byte_offset(dst), ready.const_data_ptr(), dst.nbytes());
   }
   Tensor staged = empty(ready.sizes(), ready.scalar_type(), {}, {}, {}, {});
@@ -134,6 +146,11 @@ void download(const Tensor& src, const Tensor& dst) {
 
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool) {
   if (dst.numel() == 0 || self.numel() == 0) return dst;
+  if (C10_UNLIKELY(self.is_neg() || dst.is_neg())) {  // views with the negative bit: see through it on both sides
+    Tensor value = self.is_neg() ? at::_neg_view(self).neg() : self;
+    copy_from(dst.is_neg() ? value.neg() : value, dst.is_neg() ? at::_neg_view(dst) : dst, false);
+    return dst;
+  }
   if (self.is_cpu()) {
     upload(self, dst);
   } else if (dst.is_cpu()) {
@@ -153,6 +170,7 @@ c10::Scalar local_scalar(const Tensor& self) {
 }
 
 void resize_storage(const c10::Storage& storage, size_t bytes) {
+  TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
   auto data = allocator()->allocate(bytes);
   size_t keep = std::min(bytes, storage.nbytes());
   auto* old = static_cast<const Block*>(storage.data());
@@ -174,9 +192,17 @@ const Tensor& resize_(const Tensor& self, c10::IntArrayRef size, std::optional<a
 
 Tensor& set_storage_strided(Tensor& self, at::Storage source, int64_t offset, c10::IntArrayRef size,
                             c10::IntArrayRef stride) {
+  TORCH_CHECK(source.device_type() == c10::DeviceType::PrivateUse1, "Attempted to set the storage of a tensor on device ",
+              self.device(), " to a storage on different device ", source.device());
+  TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+  c10::DimVector strides = stride.empty() ? c10::contiguous_strides(size) : c10::DimVector(stride.begin(), stride.end());
+  TORCH_CHECK(size.size() == strides.size(), "mismatch in length of strides and shape");
+  size_t bytes = at::detail::computeStorageNbytes(size, strides, self.itemsize(), offset);
+  bool any = std::find(size.begin(), size.end(), 0) == size.end();
+  if (any && bytes > source.nbytes()) resize_storage(source, bytes);  // as on the CPU
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(std::move(source));
-  impl->set_sizes_and_strides(size, stride, offset);
+  impl->set_sizes_and_strides(size, strides, offset);
   return self;
 }
 
@@ -205,8 +231,8 @@ bool equal(const Tensor& a, const Tensor& b) {
 }
 
 // Attention: the fused kernel where no gradient is needed, else PyTorch's composition.
-int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout, bool,
-                   std::optional<double>, bool) {
+int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
+                   bool, std::optional<double>, bool) {
   constexpr int64_t math = 0, overrideable = 4;
   bool grad = c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad() ||
                                               (mask && mask->defined() && mask->requires_grad()));
@@ -216,9 +242,10 @@ int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std:
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> fused_attention(
     const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double, bool causal, bool,
     std::optional<double> scale) {
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("webgpu::attention", "")
-                       .typed<Tensor(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, double)>();
+  static auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("webgpu::attention", "")
+          .typed<Tensor(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, bool, double)>();
   Tensor out = op.call(q, k, v, mask, causal, scale.value_or(1.0 / std::sqrt(double(q.size(3)))));
   return {out, Tensor(), Tensor(), Tensor(), c10::SymInt(q.size(2)), c10::SymInt(k.size(2)), Tensor(), Tensor(), Tensor()};
 }
@@ -235,6 +262,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
   at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
+  // WebGPU cannot copy straight from host memory, so any memory is as good as pinned: what PyTorch wants pinned (a
+  // non-blocking download, DataLoader's pin_memory) is plain, and is not said to be pinned.
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  bool isPinnedPtr(const void*) const override { return false; }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override { resize_storage(storage, bytes); }
 };
 
@@ -273,6 +304,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>()); }
+// copy_from sees to the negative bit itself; the fallback for that key would come back here for ever.
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace webgpu

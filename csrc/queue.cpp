@@ -2,18 +2,20 @@
 
 #include <c10/util/Exception.h>
 #include <algorithm>
-#include <functional>
+#include <atomic>
 #include <cstring>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
 #include "device.h"
+#include "recipe.h"
 
 namespace webgpu {
 
 namespace {
 Handle encoder, pass;
-uint32_t recorded;           // dispatches since the last submit
+uint32_t recorded;  // dispatches and copies since the last submit
 uint32_t submit_interval = 128;
 QueueStats stats;
 
@@ -21,6 +23,12 @@ constexpr uint32_t ring_slots = 1024;
 Handle ring;
 std::vector<uint32_t> ring_words(ring_slots* uniform_slot / 4);
 uint32_t ring_used;  // slots
+
+// Small uploads: written to one buffer just before the submit whose commands copy them to their places.
+constexpr uint64_t upload_capacity = 1 << 20, small_upload = 64 << 10;
+Handle upload_buffer;
+std::vector<char> upload_data(upload_capacity);
+uint64_t upload_used;  // bytes
 
 Block* errors_block;
 bool errors_expected;
@@ -42,8 +50,13 @@ void close_pass() {
 }
 
 Handle open_encoder() {
-  if (!encoder) encoder = api.create_encoder(device.device, nullptr);
-  return encoder;
+  if (encoder) return encoder;
+  if (device_lost()) raise_errors("");
+  return encoder = api.create_encoder(device.device, nullptr);
+}
+
+void count_command() {
+  if (++recorded >= submit_interval) flush();
 }
 
 Staging take_staging(uint64_t bytes) {
@@ -69,23 +82,36 @@ void give_staging(Staging staging) {
   }
 }
 
+using MapStatus = std::atomic<uint32_t>;  // 0 until the library has answered
+
 void on_mapped(uint32_t status, StringView, void* out, void*) {
-  *static_cast<volatile uint32_t*>(out) = status ? status : UINT32_MAX;
+  static_cast<MapStatus*>(out)->store(status ? status : UINT32_MAX);
+}
+
+// Flushes commands that write to the staging buffer.
+void flush_into(const Staging& staging) {
+  try {
+    flush();
+  } catch (...) {
+    give_staging(staging);
+    throw;
+  }
 }
 
 // Maps a staging buffer, waiting for the GPU, and copies it out.
 void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use) {
-  volatile uint32_t status = 0;
+  auto* answer = new MapStatus(0);
   constexpr uint32_t wait_any_only = 1, allow_spontaneous = 3;
-  MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped,
-                       const_cast<uint32_t*>(&status), nullptr};
+  MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped, answer, nullptr};
   Future future = api.map_async(staging.buffer, 1, 0, bytes, info);
   if (device.dawn) {
     FutureWaitInfo wait{future, 0};
     api.wait_any(device.instance, 1, &wait, UINT64_MAX);
   } else {
-    while (!status && !has_errors()) api.device_poll(device.device, 1, nullptr);
+    while (!*answer && !device_lost()) api.device_poll(device.device, 1, nullptr);
   }
+  uint32_t status = *answer;
+  if (status) delete answer;  // else a lost device may still write to it
   if (status != 1) {
     api.buffer_release(staging.buffer);
     raise_errors("reading a tensor back");
@@ -124,13 +150,16 @@ void flush() {
   if (!encoder) return;
   close_pass();
   if (ring_used) api.write_buffer(device.queue, ring, 0, ring_words.data(), size_t(ring_used) * uniform_slot);
+  if (upload_used) api.write_buffer(device.queue, upload_buffer, 0, upload_data.data(), upload_used);
   Handle commands = api.finish(encoder, nullptr);
   api.encoder_release(encoder);
   encoder = nullptr;
   recorded = 0;
   ring_used = 0;
+  upload_used = 0;
   if (has_errors()) {  // submitting invalid commands aborts the process in wgpu-native
     if (commands) api.command_buffer_release(commands);
+    drop_bind_groups();  // one of them may be the invalid object
     raise_errors("recording commands");
   }
   api.submit(device.queue, 1, &commands);
@@ -142,8 +171,9 @@ void wait_idle() {
   Lock lock(device_mutex());
   uint32_t words[error_words];
   Staging staging = take_staging(sizeof words);
+  close_pass();
   api.copy_buffer(open_encoder(), error_block().buffer, 0, staging.buffer, 0, sizeof words);
-  flush();
+  flush_into(staging);
   map_and_copy(staging, sizeof words, [&](const char* data) { memcpy(words, data, sizeof words); });
   errors_expected = false;
   if (words[0]) raise_device_error(words);
@@ -185,29 +215,40 @@ Handle uniform_buffer() {
 
 void count_dispatch() {
   stats.dispatches++;
-  if (++recorded >= submit_interval) flush();
+  count_command();
 }
+
+namespace {
+void record_upload(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
+  uint64_t span = (bytes + 3) & ~uint64_t(3);
+  if (upload_used + span > upload_capacity) flush();
+  if (!upload_buffer) {
+    BufferDescriptor descriptor{};
+    descriptor.usage = usage::copy_src | usage::copy_dst;
+    descriptor.size = upload_capacity;
+    upload_buffer = api.create_buffer(device.device, &descriptor);
+  }
+  close_pass();
+  api.copy_buffer(open_encoder(), upload_buffer, upload_used, dst.buffer, offset, span);
+  memcpy(upload_data.data() + upload_used, data, bytes);
+  upload_used += span;
+  count_command();
+}
+}  // namespace
 
 void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  if (bytes <= small_upload) return record_upload(dst, offset, data, bytes);
   flush();  // a queue write runs before commands that are recorded but not submitted
+  if (device_lost()) raise_errors("");
   const char* from = static_cast<const char*>(data);
-  uint64_t head = offset & 3, tail = (offset + bytes) & 3;
-  if (head || tail) {
-    // The words at both ends are shared with neighbours: read them, patch them, write them back.
-    uint64_t first = offset & ~uint64_t(3), last = (offset + bytes + 3) & ~uint64_t(3);
-    std::vector<char> copy(last - first);
-    if (head) read_bytes(dst, first, copy.data(), 4);
-    if (tail && (!head || last - first > 4)) read_bytes(dst, last - 4, copy.data() + copy.size() - 4, 4);
-    memcpy(copy.data() + head, from, bytes);
-    api.write_buffer(device.queue, dst.buffer, first, copy.data(), copy.size());
-    return;
-  }
-  for (uint64_t done = 0; done < bytes; done += staging_chunk) {
-    api.write_buffer(device.queue, dst.buffer, offset + done, from + done, std::min(staging_chunk, bytes - done));
+  uint64_t whole = bytes & ~uint64_t(3), rest = bytes - whole;
+  for (uint64_t done = 0; done < whole; done += staging_chunk) {
+    api.write_buffer(device.queue, dst.buffer, offset + done, from + done, std::min(staging_chunk, whole - done));
     if (bytes > staging_chunk) wait_idle();  // else the library keeps every chunk's copy alive at once
   }
+  if (rest) record_upload(dst, offset + whole, from + whole, rest);
 }
 
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
@@ -222,7 +263,7 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
     close_pass();
     api.copy_buffer(open_encoder(), src.buffer, first, staging.buffer, 0, span);
     if (check) api.copy_buffer(encoder, error_block().buffer, 0, staging.buffer, span, 16);
-    flush();
+    flush_into(staging);
     uint32_t words[error_words] = {};
     map_and_copy(staging, span + (check ? 16 : 0), [&](const char* mapped) {
       memcpy(static_cast<char*>(data) + done, mapped + (at - first), take);
@@ -240,7 +281,7 @@ void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64
   Lock lock(device_mutex());
   close_pass();
   api.copy_buffer(open_encoder(), src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
-  recorded++;
+  count_command();
 }
 
 const Block& error_block() {

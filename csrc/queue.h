@@ -31,8 +31,10 @@ Handle uniform_buffer();
 // Counts a recorded dispatch and submits when the batch is full.
 void count_dispatch();
 
-// Byte ranges need not be multiples of four; neighbours within a word survive.
+// The offset must be a multiple of four; up to three bytes after the range are overwritten. Up to 64 KiB neither submit nor
+// wait. `data` is free on return.
 void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes);
+// Any byte range.
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes);
 // Offsets must be multiples of four; the size is rounded up to four.
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes);

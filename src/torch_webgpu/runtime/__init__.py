@@ -23,6 +23,7 @@ from .base import SPEC_LIMITS, AdapterInfo, DeviceHandle, Implementation
 _MODULES = {"wgpu": "wgpu_native", "dawn": "dawn"}
 _WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
 _lock = threading.Lock()
+_compile_lock = threading.Lock()  # so that the errors found after compiling are this shader's
 _device: DeviceHandle | None = None
 
 NO_ADAPTER = (
@@ -113,10 +114,11 @@ def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, n
     Raises:
         ShaderError: with the WGSL lines around the fault.
     """
-    _C.flush()  # errors of commands recorded before are not this shader's
     handle = device()
-    pipeline, layout = handle.create_pipeline(code, accesses, uniform_slots * 256)
-    errors = _C.take_errors()
+    with _compile_lock:
+        _C.flush()  # errors of commands recorded before are not this shader's
+        pipeline, layout = handle.create_pipeline(code, accesses, uniform_slots * 256)
+        errors = _C.take_errors()
     if errors or not pipeline:
         raise _pipeline_error(name, code, errors)
     return _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)

@@ -75,6 +75,10 @@ class Device:
     """See ``DeviceHandle``."""
 
     def __init__(self, adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> None:
+        # The wheel logs through Python, which may wait for the interpreter lock in the middle of any library call; errors
+        # arrive at the callbacks below all the same.
+        lib.wgpuSetLogLevel(lib.WGPULogLevel_Off)
+        lib.wgpuSetLogCallback(ffi.NULL, ffi.NULL)
         self.adapter = adapter
         self.library = lib_path
         self.features = adapter.features
