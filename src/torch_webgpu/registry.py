@@ -68,11 +68,14 @@ def lower(
                 _add(name, Entry(lowering, "new", results, mixed))
                 continue
             base, _, overload = name.partition(".")
-            _add(name, Entry(lowering, "inplace" if base.endswith("_") else "new", results, mixed))
-            if base.endswith("_"):
+            operator = base.startswith("__")  # __and__, whose in-place form is __iand__
+            updates = base.endswith("_") and not operator
+            _add(name, Entry(lowering, "inplace" if updates else "new", results, mixed))
+            if updates:
                 continue
-            if inplace and _C.has_schema(f"aten::{base}_", overload):
-                _add(f"{base}_.{overload}".rstrip("."), Entry(lowering, "inplace", results, mixed))
+            updating = f"__i{base[2:]}" if operator else f"{base}_"
+            if inplace and _C.has_schema(f"aten::{updating}", overload):
+                _add(f"{updating}.{overload}".rstrip("."), Entry(lowering, "inplace", results, mixed))
             for candidate in (out,) if out else (f"{overload}_out" if overload else "out", "out"):
                 if _C.has_schema(f"aten::{base}", candidate) and f"{base}.{candidate}" not in _entries:
                     _add(f"{base}.{candidate}", Entry(lowering, "out", results, mixed))
