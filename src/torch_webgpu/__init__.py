@@ -1,7 +1,7 @@
 """A PyTorch device for WebGPU: ``device="webgpu"``.
 
-``import torch`` alone registers the device (PyTorch's ``torch.backends`` entry point). The adapter is opened at the first
-use.
+``import torch`` alone registers the device (PyTorch's ``torch.backends`` entry point). The adapter is opened at the
+first use.
 """
 
 from __future__ import annotations

