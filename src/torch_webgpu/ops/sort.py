@@ -1,4 +1,4 @@
-"""Sorting, selection, prefix scans and binary search along one dimension.
+"""Sorting, selection and binary search along one dimension.
 
 Sorting compares unsigned keys whose order is PyTorch's order of the values (NaN after everything), then positions, so
 every sort is stable. Rows up to one block are sorted by a bitonic network in shared memory; longer ones by blocks that
@@ -7,13 +7,13 @@ are then merged, each element finding its place in the other run by binary searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product
 from ..registry import fallback, lower
-from ..wgsl import F32, I32, I64, DType, cast
+from ..wgsl import I32, I64, DType, cast
 from .pointwise import (
     LINEAR,
     MAIN,
@@ -90,7 +90,7 @@ class Rows:
         return f"x_{name} + ({index}) * {w.expr(f'{name}_step')}"
 
 
-def _lined(t: Tensor) -> Tensor:
+def lined(t: Tensor) -> Tensor:
     """A tensor with a dimension to work along: a 0-dim one becomes a vector of one element."""
     return t if t.ndim else t.view((1,), (1,))
 
@@ -333,9 +333,7 @@ def sort_into(
     graph: Graph, x: Tensor, values: Tensor | None, indices: Tensor, dim: int, descending: bool, keep: int
 ) -> None:
     """Writes the first ``keep`` elements of every sorted row of ``x``: values and int64 positions. Stable."""
-    _Sorting(_lined(x), _lined(values) if values is not None else None, _lined(indices), dim, descending, keep).run(
-        graph
-    )
+    _Sorting(lined(x), lined(values) if values is not None else None, lined(indices), dim, descending, keep).run(graph)
 
 
 @lower("sort.stable", out="values_stable", results=2)
@@ -373,7 +371,7 @@ def _topk(
 
 def _ranked(graph: Graph, x: Tensor, k: int, dim: int, keepdim: bool, nan: bool) -> tuple[Tensor, Tensor]:
     """The k-th smallest of each row (from 1) and where it is; with ``nan``, a row with NaN gives NaN."""
-    line = _lined(x)
+    line = lined(x)
     n = line.sizes[dim]
     kept = n if nan else k
     shape = [kept if d == dim else size for d, size in enumerate(line.sizes)]
@@ -388,7 +386,7 @@ def _ranked(graph: Graph, x: Tensor, k: int, dim: int, keepdim: bool, nan: bool)
         if nan and x.dtype.is_float:
             chosen += [source.narrow(dim, n - 1, 1), values.narrow(dim, n - 1, 1)]
             expr = "select({0}, {1}, isnan_({2}))"
-        emit(graph, expr, chosen, [c, c, "f"][: len(chosen)], c, _lined(out), "order_statistic")
+        emit(graph, expr, chosen, [c, c, "f"][: len(chosen)], c, lined(out), "order_statistic")
         final = [size for d, size in enumerate(sizes) if keepdim or d != dim] if x.ndim else []
         results.append(out.reshape(final))
     return results[0], results[1]
@@ -397,7 +395,7 @@ def _ranked(graph: Graph, x: Tensor, k: int, dim: int, keepdim: bool, nan: bool)
 @lower("kthvalue", out="values", results=2)
 def _kthvalue(graph: Graph, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     d = normal_dim(dim, x.ndim)
-    if not 1 <= k <= _lined(x).sizes[d]:
+    if not 1 <= k <= lined(x).sizes[d]:
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {d}")
     return _ranked(graph, x, k, d, keepdim, False)
 
@@ -405,7 +403,7 @@ def _kthvalue(graph: Graph, x: Tensor, k: int, dim: int = -1, keepdim: bool = Fa
 @lower("median.dim", out="dim_values", results=2)
 def _median_dim(graph: Graph, x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     d = normal_dim(dim, x.ndim)
-    n = _lined(x).sizes[d]
+    n = lined(x).sizes[d]
     if n == 0:
         raise IndexError(f"median(): Expected reduction dim {d} to have non-zero size.")
     return _ranked(graph, x, (n + 1) // 2, d, keepdim, True)
@@ -419,173 +417,6 @@ def _median(graph: Graph, x: Tensor) -> Tensor:
         return out
     flat = contiguous(graph, x).reshape((x.numel,))
     return _ranked(graph, flat, (x.numel + 1) // 2, 0, False, True)[0]
-
-
-# ---------------------------------------------------------------------------------------------------- scans
-
-SCAN_GROUP = 256
-PER_THREAD = 4
-SCAN_BLOCK = SCAN_GROUP * PER_THREAD
-SERIAL = 64  # elements up to which one invocation does the whole row
-SERIAL_ROWS = 4096  # with so many rows, eight times longer ones too
-
-_COMBINE = {
-    ("sum", "f"): ("a + b", "0.0"),
-    ("sum", "i"): ("a + b", "0"),
-    ("sum", "l"): ("add64(a, b)", "vec2<u32>(0u)"),
-    ("prod", "f"): ("a * b", "1.0"),
-    ("prod", "i"): ("a * b", "1"),
-    ("prod", "l"): ("mul64(a, b)", "vec2<u32>(1u, 0u)"),
-}
-
-
-@dataclass(frozen=True)
-class _Scan:
-    """Running combination along a dimension: ``o[j] = x[0] ∘ … ∘ x[j]``, in ``cls`` arithmetic."""
-
-    kind: str
-    cls: str
-    x: Tensor
-    out: Tensor
-    dim: int
-
-    def prelude(self) -> str:
-        t = wgsl.TYPE[self.cls]
-        return f"fn join(a: {t}, b: {t}) -> {t} {{ return {_COMBINE[self.kind, self.cls][0]}; }}\n"
-
-    def load(self, index: str) -> str:
-        return cast(f"ld_x({index})", self.x.dtype.cls, self.cls)
-
-    def store(self, index: str, value: str) -> str:
-        return f"st_o({index}, {cast(value, self.cls, self.out.dtype.cls)});"
-
-    def run(self, graph: Graph) -> None:
-        """Records the dispatches."""
-        rows = Rows.of(self.dim, x=self.x, o=self.out)
-        n = self.x.sizes[self.dim]
-        if rows.count == 0 or n == 0:
-            return
-        if n <= SERIAL or (n <= 8 * SERIAL and rows.count >= SERIAL_ROWS):
-            return self._serial(graph, rows, n)
-        blocks = -(-n // SCAN_BLOCK)
-        if blocks == 1:
-            return self._blocks(graph, rows, n, None, totals=False)
-        state = {"f": F32, "i": I32, "l": I64}[self.cls]
-        totals, running = graph.new((rows.count, blocks), state), graph.new((rows.count, blocks), state)
-        self._blocks(graph, rows, n, totals, totals=True)
-        _Scan(self.kind, self.cls, totals, running, 1).run(graph)
-        self._blocks(graph, rows, n, running, totals=False)
-
-    def _serial(self, graph: Graph, rows: Rows, n: int) -> None:
-        def words(w: Words) -> None:
-            w.u32("n", n)
-            w.u32("rows", rows.count)
-            rows.words(w)
-
-        def source(w: Words) -> str:
-            return (
-                self.prelude()
-                + MAIN.format(wg=WORKGROUP)
-                + f"""let row = {LINEAR.format(wg=WORKGROUP)};
-if (row >= {w.rows}) {{ return; }}
-{rows.code(w, "row")}
-var a = {self.load("x_x")};
-{self.store("x_o", "a")}
-for (var j = 1u; j < {w.n}; j++) {{
-  a = join(a, {self.load(rows.at(w, "x", "j"))});
-  {self.store(rows.at(w, "o", "j"), "a")}
-}}
-}}"""
-            )
-
-        args = [("x", self.x, "r"), ("o", self.out, "w")]
-        graph.launch("scan_rows", args, words, source, grid(rows.count, WORKGROUP), (self.kind, self.cls, rows.rank))
-
-    def _blocks(self, graph: Graph, rows: Rows, n: int, carry: Tensor | None, totals: bool) -> None:
-        """Scans blocks, starting from ``carry`` of the block before; or only writes their totals into ``carry``."""
-        blocks = -(-n // SCAN_BLOCK)
-
-        def words(w: Words) -> None:
-            w.u32("n", n)
-            w.u32("groups", rows.count * blocks)
-            w.u32("blocks", blocks)
-            rows.words(w)
-
-        args = [("x", self.x, "r")]
-        if not totals:
-            args.append(("o", self.out, "w"))
-        if carry is not None:
-            args.append(("c", carry, "w" if totals else "r"))
-        static = (self.kind, self.cls, rows.rank, carry is None, totals)
-        source = self._block_source(rows, carry is not None and not totals, totals)
-        graph.launch("scan_blocks", args, words, source, grid(rows.count * blocks, 1), static)
-
-    def _block_source(self, rows: Rows, carried: bool, totals: bool) -> Callable[[Words], str]:
-        def source(w: Words) -> str:
-            first = _COMBINE[self.kind, self.cls][1]
-            lines = [f"v[{e}] = join(v[{e - 1}], v[{e}]);" for e in range(1, PER_THREAD)]
-            put = [
-                f"if (at + {e}u < {w.n}) {{ {self.store(rows.at(w, 'o', f'at + {e}u'), f'join(before, v[{e}])')} }}"
-                for e in range(PER_THREAD)
-            ]
-            finish = f"if (l == {SCAN_GROUP - 1}u) {{ st_c(b, S[l]); }}"
-            if not totals:
-                carry = f"if (b % {w.blocks} > 0u) {{ before = join(ld_c(b - 1u), before); }}" if carried else ""
-                finish = f"var before = {first}; if (l > 0u) {{ before = S[l - 1u]; }}\n{carry}\n" + "\n".join(put)
-            t = wgsl.TYPE[self.cls]
-            return (
-                self.prelude()
-                + f"var<workgroup> S: array<{t}, {SCAN_GROUP}>;\n"
-                + MAIN.format(wg=SCAN_GROUP)
-                + f"""let b = g.y * n.x + g.x;
-if (b >= {w.groups}) {{ return; }}
-let row = b / {w.blocks};
-{rows.code(w, "row")}
-let at = (b % {w.blocks}) * {SCAN_BLOCK}u + l * {PER_THREAD}u;
-var v: array<{t}, {PER_THREAD}>;
-for (var e = 0u; e < {PER_THREAD}u; e++) {{
-  v[e] = {first};
-  if (at + e < {w.n}) {{ v[e] = {self.load(rows.at(w, "x", "at + e"))}; }}
-}}
-{chr(10).join(lines)}
-S[l] = v[{PER_THREAD - 1}];
-workgroupBarrier();
-for (var d = 1u; d < {SCAN_GROUP}u; d = d << 1u) {{
-  var sum = S[l];
-  if (l >= d) {{ sum = join(S[l - d], sum); }}
-  workgroupBarrier();
-  S[l] = sum;
-  workgroupBarrier();
-}}
-{finish}
-}}"""
-            )
-
-        return source
-
-
-def scan(graph: Graph, kind: str, x: Tensor, dim: int, out: Tensor) -> None:
-    """``out[j] = x[0] ∘ … ∘ x[j]`` along a dimension; ``kind`` is ``sum`` or ``prod``."""
-    cls = "i" if out.dtype.cls == "b" else out.dtype.cls
-    _Scan(kind, cls, _lined(x), _lined(out), dim).run(graph)
-
-
-def _cumulative(graph: Graph, kind: str, x: Tensor, dim: int, dtype: int | None) -> Tensor:
-    d = normal_dim(dim, x.ndim)
-    result = wgsl.DTYPES[dtype] if dtype is not None else x.dtype if x.dtype.is_float else I64
-    out = graph.new(x.sizes, result)
-    scan(graph, kind, x, d, out)
-    return out
-
-
-@lower("cumsum")
-def _cumsum(graph: Graph, x: Tensor, dim: int, dtype: int | None = None) -> Tensor:
-    return _cumulative(graph, "sum", x, dim, dtype)
-
-
-@lower("cumprod")
-def _cumprod(graph: Graph, x: Tensor, dim: int, dtype: int | None = None) -> Tensor:
-    return _cumulative(graph, "prod", x, dim, dtype)
 
 
 # ---------------------------------------------------------------------------------------------------- binary search
@@ -682,7 +513,6 @@ def _bucketize(
 
 
 fallback("order statistics that models do not use in their loops", "mode", "nanmedian", "nanmedian.dim")
-fallback("scans that models do not use in their loops", "logcumsumexp", "_logcumsumexp")
 fallback(
     "the size of the result depends on the data",
     "_unique2",

@@ -1,0 +1,691 @@
+"""Random numbers: Philox 4x32-10 counters from the device generator, turned into distributions on the device.
+
+Element ``i`` (row-major) uses the counter ``offset + i / 4`` and its lane ``i % 4`` (64-bit draws: ``i / 2`` and two
+lanes), whatever the grid, so a seed gives the same numbers on every adapter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .. import wgsl
+from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
+from ..registry import lower
+from ..wgsl import BF16, BOOL, F16, F32, I32, I64, DType, cast
+from .creation import fill
+from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, compute, contiguous, copy_into, index_code, index_words
+from .scan import scan
+from .sort import sort_into
+
+Number = Scalar | int | float
+
+_MANTISSA = {F32: 24, F16: 11, BF16: 8}  # bits, the hidden one included
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How four words of randomness become elements.
+
+    Attributes:
+        name: with ``cls``, ``lanes`` and ``code`` it identifies the kernel.
+        cls: class of the values.
+        value: WGSL of element ``e`` (a literal in ``{e}``) from the words ``r`` (vec4<u32>); ``{name}`` for a number,
+            ``{p}`` for the element of the parameter tensor.
+        lanes: words an element takes, 1 or 2.
+        numbers: uniform numbers by name, each with its class.
+        setup: WGSL before the values, run once a counter.
+    """
+
+    name: str
+    cls: str
+    value: str
+    lanes: int = 1
+    numbers: dict[str, tuple[Number, str]] = field(default_factory=dict)
+    setup: str = ""
+
+    @property
+    def per_counter(self) -> int:
+        return 4 // self.lanes
+
+
+def number_of(x: Number) -> int | float:
+    """The value now; the recipe is then valid for it only."""
+    return x.value if isinstance(x, Scalar) else x
+
+
+def philox_code(w: Words, counter: str) -> str:
+    """WGSL of the four words of counter number ``counter`` (u32) of this launch."""
+    at = w.index["random"]
+    seed, offset = (f"vec2<u32>({wgsl.word(at + k)}, {wgsl.word(at + k + 1)})" for k in (0, 2))
+    return f"philox(vec4<u32>(add64({offset}, vec2<u32>({counter}, 0u)), 0u, 0u), {seed})"
+
+
+def _whole_words(out: Tensor) -> bool:
+    """Whether a launch may write the packed elements of a flat tensor by whole words, all of which it owns."""
+    if not out.dtype.packed or not out.contiguous or not out.aligned(4):
+        return False
+    return out.ref < 0 or out.numel % out.dtype.per_word == 0
+
+
+def _stores(w: Words, out: Tensor, name: str, values: Sequence[str], cls: str, whole: bool) -> str:
+    """WGSL that writes the elements ``c * len(values)`` onwards of an output."""
+    d, per = out.dtype, len(values)
+    if whole:
+        lines = []
+        for k in range(0, per, d.per_word):
+            parts = [
+                f"({wgsl.bits_of(d, cast(values[k + e], cls, d.cls))} << {8 * d.itemsize * e}u)"
+                for e in range(d.per_word)
+            ]
+            at = f"c * {per}u + {k}u"
+            lines.append(f"if ({at} < {w.n}) {{ st_{name}(({at}) / {d.per_word}u, {' | '.join(parts)}); }}")
+        return "\n".join(lines)
+    return "\n".join(
+        f"if (c * {per}u + {e}u < {w.n}) {{ st_{name}(at_{name}(c * {per}u + {e}u), {cast(v, cls, d.cls)}); }}"
+        for e, v in enumerate(values)
+    )
+
+
+def _walker(w: Words, rank: int, name: str) -> str:
+    """WGSL of ``at_<name>``: element index of the i-th element in row-major order."""
+    if not rank:
+        return f"fn at_{name}(i: u32) -> u32 {{ return i; }}\n"
+    return f"fn at_{name}(i: u32) -> u32 {{ {index_code(w, rank, [name], 'i', name)} return x_{name}{name}; }}\n"
+
+
+def _walk(t: Tensor) -> tuple[list[int], Sequence[int]]:
+    """Collapsed sizes and strides of a tensor; empty where the linear index is the element index."""
+    if t.contiguous:
+        return [], []
+    sizes, strides = collapse(t.sizes, [t.strides])
+    if not sizes:
+        return [1], [0]
+    return sizes, strides[0]
+
+
+def draw(
+    graph: Graph,
+    how: Draw,
+    out: Tensor,
+    generator: int,
+    parameter: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Fills ``out`` with draws.
+
+    Args:
+        generator: position of the generator among the op's arguments, −1 if it takes none.
+        parameter: a tensor of ``out``'s shape; its elements are ``{p}`` (class f).
+        mask: a second, bool result: whether the element was kept (``{kept}`` in the expression's setup).
+    """
+    if out.numel == 0:
+        return out
+    tensors = (
+        {"o": out} | ({"p": parameter} if parameter is not None else {}) | ({"m": mask} if mask is not None else {})
+    )
+    walks = {name: _walk(t) for name, t in tensors.items()}
+    per = how.per_counter
+    counters = -(-out.numel // per)
+    whole = {name: per == 4 and _whole_words(t) for name, t in tensors.items() if name != "p"}
+    args = [(name, t, "r" if name == "p" else "p" if whole[name] else "w") for name, t in tensors.items()]
+
+    def words(w: Words) -> None:
+        w.u32("n", out.numel)
+        w.u32("counters", counters)
+        w.random("random", generator, counters)
+        for name, (value, cls) in how.numbers.items():
+            w.number(name, value, cls)
+        for name, (sizes, strides) in walks.items():
+            index_words(w, sizes, {name: strides}, name)
+
+    def source(w: Words) -> str:
+        return _draw_source(w, how, tensors, {name: len(sizes) for name, (sizes, _) in walks.items()}, whole)
+
+    ranks = tuple(len(sizes) for sizes, _ in walks.values())
+    static = (how.name, how.value, how.setup, how.cls, how.lanes, tuple(how.numbers), ranks)
+    graph.launch("random", args, words, source, grid(counters, WORKGROUP), static)
+    return out
+
+
+def _draw_source(w: Words, how: Draw, tensors: dict[str, Tensor], ranks: dict[str, int], whole: dict[str, bool]) -> str:
+    per = how.per_counter
+    numbers = {name: w.expr(name, cls) for name, (_, cls) in how.numbers.items()}
+    head = "".join(_walker(w, rank, name) for name, rank in ranks.items())
+    lines = []
+    if "p" in tensors:
+        load = cast("ld_p(at_p(i))", tensors["p"].dtype.cls, "f")
+        lines += [
+            f"var p{e} = 0.0; {{ let i = c * {per}u + {e}u; if (i < {w.n}) {{ p{e} = {load}; }} }}" for e in range(per)
+        ]
+    lines.append(how.setup.format(**numbers))
+    for e in range(per):
+        lines.append(f"let v{e} = {how.value.format(e=e, e2=2 * e + 1, e1=2 * e, p=f'p{e}', **numbers)};")
+    lines.append(_stores(w, tensors["o"], "o", [f"v{e}" for e in range(per)], how.cls, whole["o"]))
+    if "m" in tensors:
+        lines.append(_stores(w, tensors["m"], "m", [f"keep[{e}]" for e in range(per)], "b", whole["m"]))
+    return (
+        head
+        + MAIN.format(wg=WORKGROUP)
+        + f"let c = {LINEAR.format(wg=WORKGROUP)};\nif (c >= {w.counters}) {{ return; }}\n"
+        + f"let r = {philox_code(w, 'c')};\n"
+        + "\n".join(lines)
+        + "\n}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- continuous
+
+
+def _needs_float(x: Tensor, op: str) -> None:
+    if not x.dtype.is_float:
+        names = {"b": "Bool", "l": "Long", "i": "Int"}
+        raise RuntimeError(f"\"{op}\" not implemented for '{names[x.dtype.cls]}'")
+
+
+@lower("uniform_")
+def _uniform(graph: Graph, x: Tensor, low: Number = 0.0, high: Number = 1.0, _generator: None = None) -> Tensor:
+    """Uniform in [low, high): as many random bits as the dtype has, and ``low`` where rounding reaches ``high``."""
+    _needs_float(x, "check_uniform_bounds")
+    a, b = number_of(low), number_of(high)
+    if not a <= b:
+        raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
+    bits = _MANTISSA[x.dtype]
+    rounded = {F32: "{v}", F16: "f16value(f16bits({v}))", BF16: "bitcast<f32>(bf16bits({v}) << 16u)"}[x.dtype]
+    value = f"({{low}} + f32(r[{{e}}] >> {32 - bits}u) * {2.0**-bits!r} * ({{high}} - {{low}}))"
+    inside = f"select({value}, {{low}}, {rounded.replace('{v}', value)} >= {{high}})"
+    return draw(graph, Draw("uniform", "f", inside, numbers={"low": (low, "f"), "high": (high, "f")}), x, 3)
+
+
+def _normal_draw(name: str, form: str, mean: Number, std: Number) -> Draw:
+    """Box and Muller's transform of two pairs of words; ``form`` of a standard normal ``z[e]``."""
+    return Draw(name, "f", form, numbers={"mean": (mean, "f"), "std": (std, "f")}, setup="let z = normal4(r);")
+
+
+def _check_std(std: Number, op: str) -> None:
+    if not number_of(std) >= 0:
+        raise RuntimeError(f"{op} expects std >= 0.0, but found std {number_of(std)}")
+
+
+@lower("normal_")
+def _normal(graph: Graph, x: Tensor, mean: Number = 0.0, std: Number = 1.0, _generator: None = None) -> Tensor:
+    _check_std(std, "normal")
+    _needs_float(x, "normal_kernel")
+    return draw(graph, _normal_draw("normal", "({mean} + {std} * z[{e}])", mean, std), x, 3)
+
+
+@lower("log_normal_")
+def _log_normal(graph: Graph, x: Tensor, mean: Number = 1.0, std: Number = 2.0, _generator: None = None) -> Tensor:
+    _check_std(std, "log_normal_")
+    _needs_float(x, "log_normal")
+    return draw(graph, _normal_draw("log_normal", "exp_({mean} + {std} * z[{e}])", mean, std), x, 3)
+
+
+@lower("cauchy_")
+def _cauchy(graph: Graph, x: Tensor, median: Number = 0.0, sigma: Number = 1.0, _generator: None = None) -> Tensor:
+    """median + σ·tan(π(u − ½)), by the quantile function."""
+    _needs_float(x, "cauchy")
+    if not number_of(sigma) > 0:
+        raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={number_of(sigma)}")
+    angle = "(3.141592653589793 * (unit(r[{e}]) - 0.49999997))"
+    value = f"({{median}} + {{sigma}} * sin_{angle} / cos_{angle})"
+    return draw(graph, Draw("cauchy", "f", value, numbers={"median": (median, "f"), "sigma": (sigma, "f")}), x, 3)
+
+
+@lower("exponential_")
+def _exponential(graph: Graph, x: Tensor, rate: Number = 1.0, _generator: None = None) -> Tensor:
+    """−ln(1 − u)/rate; at least the dtype's smallest number, so that dividing by it is safe."""
+    _needs_float(x, "exponential")
+    if not number_of(rate) > 0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={number_of(rate)}")
+    least = {F16: 6.103515625e-05}.get(x.dtype, 1.1754944e-38)
+    value = f"max(exponential(r[{{e}}]) / {{rate}}, {least!r})"
+    return draw(graph, Draw("exponential", "f", value, numbers={"rate": (rate, "f")}), x, 2)
+
+
+@lower("geometric_")
+def _geometric(graph: Graph, x: Tensor, p: Number, _generator: None = None) -> Tensor:
+    """Trials up to the first success: an exponential of rate −ln(1 − p), rounded up."""
+    chance = number_of(p)
+    if not 0 < chance < 1:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={chance}")
+    value = "max(ceil(exponential(r[{e}]) * {scale}), 1.0)"
+    return draw(graph, Draw("geometric", "f", value, numbers={"scale": (-1 / math.log1p(-chance), "f")}), x, 2)
+
+
+# ---------------------------------------------------------------------------------------------------- integers
+
+
+def _integers(graph: Graph, x: Tensor, low: int, count: int, generator: int) -> Tensor:
+    """Uniform over ``low … low + count − 1``: the high half of draw · count (Lemire's method without rejection)."""
+    if count == 1 << 64:
+        return draw(graph, Draw("bits64", "l", "vec2<u32>(r[{e1}], r[{e2}])", lanes=2), x, generator)
+    numbers: dict[str, tuple[Number, str]] = {"low": (low, "l"), "count": (count, "l")}
+    if count <= 1 << 16:  # beyond, 32 bits would make some values visibly likelier than others
+        value = "add64({low}, vec2<u32>(mulwide(r[{e}], {count}.x).y, 0u))"
+        return draw(graph, Draw("integers32", "l", value, numbers=numbers), x, generator)
+    value = "add64({low}, mulhigh64(vec2<u32>(r[{e1}], r[{e2}]), {count}))"
+    return draw(graph, Draw("integers64", "l", value, lanes=2, numbers=numbers), x, generator)
+
+
+def _range(d: DType) -> tuple[int, int]:
+    """The integers ``random_`` may give in a dtype: floats stop where they no longer hold every integer."""
+    if d.is_float:
+        return -(1 << _MANTISSA[d]), 1 << _MANTISSA[d]
+    if d is BOOL:
+        return 0, 1
+    bits = 8 * d.itemsize
+    return (0, 255) if d is wgsl.U8 else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+@lower("random_")
+def _random(graph: Graph, x: Tensor, _generator: None = None) -> Tensor:
+    return _integers(graph, x, 0, _range(x.dtype)[1] + 1, 1)
+
+
+@lower("random_.to")
+def _random_to(graph: Graph, x: Tensor, high: int, _generator: None = None) -> Tensor:
+    return _random_between(graph, x, 0, high, 2)
+
+
+@lower("random_.from")
+def _random_from(graph: Graph, x: Tensor, low: int, high: int | None = None, _generator: None = None) -> Tensor:
+    return _random_between(graph, x, low, high, 3)
+
+
+def _random_between(graph: Graph, x: Tensor, low: int, high: int | None, generator: int) -> Tensor:
+    least, most = _range(x.dtype)
+    end = most + 1 if high is None else high
+    if low >= end:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={end}")
+    if x.dtype.is_float:
+        least, most = (-(1 << 63), 1 << 63) if x.dtype is not F16 else (-65504, 65504)
+    for name, value in (("from", low), ("to - 1", end - 1)):
+        if not least <= value <= most:
+            raise RuntimeError(f"{name} is out of bounds for {x.dtype.name}")
+    return _integers(graph, x, low, end - low, generator)
+
+
+# ---------------------------------------------------------------------------------------------------- chances
+
+
+def _check_chance(p: Number, op: str) -> None:
+    if not 0 <= number_of(p) <= 1:
+        raise RuntimeError(f"{op} expects p to be in [0, 1], but got p={number_of(p)}")
+
+
+def _bernoulli_number(graph: Graph, out: Tensor, p: Number, generator: int) -> Tensor:
+    _check_chance(p, "bernoulli_")
+    return draw(
+        graph, Draw("bernoulli", "b", "(unit(r[{e}]) < {chance})", numbers={"chance": (p, "f")}), out, generator
+    )
+
+
+def _bernoulli_tensor(graph: Graph, out: Tensor, p: Tensor, generator: int) -> Tensor:
+    if not p.dtype.is_float:
+        raise RuntimeError("expected probabilities tensor to have floating type")
+    how = Draw("bernoulli_tensor", "b", "(unit(r[{e}]) < {p})")
+    return draw(graph, how, out, generator, p.expand(out.sizes))
+
+
+def _result(graph: Graph, sizes: tuple[int, ...], dtype: DType) -> Tensor:
+    """Where an op's result goes: the call's target where its shape fits, else a new tensor."""
+    target = graph.target
+    return target if target is not None and target.sizes == sizes else graph.new(sizes, dtype)
+
+
+@lower("bernoulli_.float")
+def _bernoulli_in_place(graph: Graph, x: Tensor, p: Number = 0.5, _generator: None = None) -> Tensor:
+    return _bernoulli_number(graph, x, p, 2)
+
+
+@lower("bernoulli.p", out="float_out")
+def _bernoulli_p(graph: Graph, x: Tensor, p: Number = 0.5, _generator: None = None) -> Tensor:
+    return _bernoulli_number(graph, _result(graph, x.sizes, x.dtype), p, 2)
+
+
+@lower("bernoulli.Tensor")
+def _bernoulli_of(graph: Graph, x: Tensor, p: Tensor | Scalar, _generator: None = None) -> Tensor:
+    if isinstance(p, Scalar):
+        return _bernoulli_number(graph, _result(graph, x.sizes, x.dtype), p, 2)
+    return _bernoulli_tensor(graph, _result(graph, x.sizes, x.dtype), p, 2)
+
+
+@lower("bernoulli")
+def _bernoulli(graph: Graph, p: Tensor, _generator: None = None) -> Tensor:
+    return _bernoulli_tensor(graph, _result(graph, p.sizes, p.dtype), p, 1)
+
+
+@lower("native_dropout", results=2)
+def _native_dropout(graph: Graph, x: Tensor, p: Number, train: bool | None = None) -> tuple[Tensor, Tensor]:
+    """Zeroes elements with probability p and scales the rest by 1/(1 − p); the mask says what was kept."""
+    out, mask = graph.new(x.sizes, x.dtype), graph.new(x.sizes, BOOL)
+    if train is False:
+        copy_into(graph, x, out)
+        return out, fill(graph, mask, True)
+    _check_chance(p, "dropout")
+    setup = "let u = vec4<f32>(unit(r.x), unit(r.y), unit(r.z), unit(r.w)); let keep = u >= vec4<f32>({rate});\n"
+    setup += "let scale = select(1.0 / (1.0 - {rate}), 0.0, {rate} >= 1.0);"
+    how = Draw("dropout", "f", "select(0.0, {p} * scale, keep[{e}])", numbers={"rate": (p, "f")}, setup=setup)
+    draw(graph, how, out, -1, x, mask)
+    return out, mask
+
+
+@lower("native_dropout_backward")
+def _native_dropout_backward(graph: Graph, grad: Tensor, mask: Tensor, scale: Number) -> Tensor:
+    form = "select(0.0, {0} * {2}, {1})"
+    return compute(graph, form, [grad, mask, scale], ["f", "b", "f"], "f", grad.dtype, "dropout_backward")
+
+
+# ---------------------------------------------------------------------------------------------------- sampling
+
+
+@lower("randperm.generator", out="generator_out")
+def _randperm(graph: Graph, n: int, _generator: None = None, dtype: int | None = None, *_rest: object) -> Tensor:
+    """Sorts positions by 64 random bits each; ties (likelier than 1 % from 6e8 elements) keep their order."""
+    if n < 0:
+        raise RuntimeError(f"n must be non-negative, got {n}")
+    d = graph.target.dtype if graph.target is not None else I64 if dtype is None else wgsl.DTYPES[dtype]
+    most = _range(d)[1]
+    if n - 1 > most:
+        raise RuntimeError(f"n is too large for result tensor type: '{d.name}'")
+    places = graph.new((n,), I64)
+    if n == 0:
+        return places if d is I64 else graph.new((0,), d)
+    keys = _integers(graph, graph.new((n,), I64), -(1 << 63), 1 << 64, 1)
+    sort_into(graph, keys, None, places, 0, False, n)
+    if d is I64:
+        return places
+    out = graph.new((n,), d)
+    copy_into(graph, places, out)
+    return out
+
+
+RACE_CHUNK = 2048  # categories a workgroup races through
+RACE_GROUP = 256
+_MESSAGES = {
+    "bad": "probability tensor contains either `inf`, `nan` or element < 0",
+    "none": "invalid multinomial distribution (sum of probabilities <= 0, or fewer non-zero ones than samples)",
+}
+
+
+def _error_code(args: Sequence[tuple[str, Tensor, str]], w: Words, name: str) -> str:
+    """WGSL that reports an error; the error tensor is the last argument, alone in its binding."""
+    slot = len({t.buffer for _, t, _ in args}) - 1
+    return f"atomicStore(&B{slot}[0], {w.expr(name)});"
+
+
+def _error_words(w: Words) -> None:
+    for name, message in _MESSAGES.items():
+        w.u32(name, register_error("RuntimeError", message))
+
+
+_SCORE = """fn score(p: f32, r: u32) -> f32 {
+  return select(0.0, p / exponential(r), p > 0.0);
+}
+fn valid(p: f32) -> bool {
+  return !isnan_(p) && !isinf_(p) && p >= 0.0;
+}
+"""
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    """Rows of weights ``p`` (contiguous), ``rows`` of ``n``, and the position of the generator argument."""
+
+    p: Tensor
+    rows: int
+    n: int
+    generator: int = 3
+
+    def scores(self, graph: Graph) -> Tensor:
+        """p/E with E exponential: the largest ones are a sample without replacement (Efraimidis, Spirakis 2006)."""
+        out = graph.new((self.rows, self.n), F32)
+        total = self.rows * self.n
+        counters = -(-total // 4)
+        args = [("p", self.p, "r"), ("o", out, "w"), ("e", graph.error_tensor(), "a")]
+
+        def words(w: Words) -> None:
+            w.u32("n", total)
+            w.u32("counters", counters)
+            w.random("random", self.generator, counters)
+            _error_words(w)
+
+        def source(w: Words) -> str:
+            load = cast("ld_p(i)", self.p.dtype.cls, "f")
+            return (
+                _SCORE
+                + MAIN.format(wg=WORKGROUP)
+                + f"""let c = {LINEAR.format(wg=WORKGROUP)};
+if (c >= {w.counters}) {{ return; }}
+let r = {philox_code(w, "c")};
+for (var e = 0u; e < 4u; e++) {{
+  let i = c * 4u + e;
+  if (i < {w.n}) {{
+    let p = {load};
+    if (!valid(p)) {{ {_error_code(args, w, "bad")} }}
+    st_o(i, score(p, r[e]));
+  }}
+}}
+}}"""
+            )
+
+        graph.launch("multinomial_scores", args, words, source, grid(counters, WORKGROUP))
+        return out
+
+    def race(self, graph: Graph, out: Tensor) -> None:
+        """One sample a row: the category with the greatest p/E."""
+        chunks = -(-self.n // RACE_CHUNK)
+        if chunks == 1:
+            return self._race(graph, out, None, None, 1)
+        best, place = graph.new((self.rows, chunks), F32), graph.new((self.rows, chunks), I32)
+        self._race(graph, out, best, place, chunks)
+        self._decide(graph, best, place, out, chunks)
+
+    def _race(self, graph: Graph, out: Tensor, best: Tensor | None, place: Tensor | None, chunks: int) -> None:
+        quads = -(-self.n // 4)
+        args = [("p", self.p, "r")]
+        args += [("o", out, "w")] if best is None or place is None else [("b", best, "w"), ("i", place, "w")]
+        args.append(("e", graph.error_tensor(), "a"))
+
+        def words(w: Words) -> None:
+            w.u32("n", self.n)
+            w.u32("quads", quads)
+            w.u32("chunks", chunks)
+            w.u32("groups", self.rows * chunks)
+            w.random("random", self.generator, self.rows * quads)
+            _error_words(w)
+
+        def source(w: Words) -> str:
+            finish = "st_b(b, S[0]); st_i(b, bitcast<i32>(I[0]));"
+            if best is None:
+                finish = f"if (S[0] <= 0.0) {{ {_error_code(args, w, 'none')} }} st_o(row, vec2<u32>(I[0], 0u));"
+            per = RACE_CHUNK // 4
+            return (
+                _SCORE
+                + _race_head()
+                + f"""if (b >= {w.groups}) {{ return; }}
+let row = b / {w.chunks}; let first = (b % {w.chunks}) * {per}u;
+for (var q = first + l; q < min(first + {per}u, {w.quads}); q += {RACE_GROUP}u) {{
+  let r = {philox_code(w, f"row * {w.quads} + q")};
+  for (var e = 0u; e < 4u; e++) {{
+    let j = q * 4u + e;
+    if (j < {w.n}) {{
+      let p = {cast(f"ld_p(row * {w.n} + j)", self.p.dtype.cls, "f")};
+      if (!valid(p)) {{ {_error_code(args, w, "bad")} }}
+      let s = score(p, r[e]);
+      if (s > best) {{ best = s; place = j; }}
+    }}
+  }}
+}}
+"""
+                + _race_tail(finish)
+            )
+
+        graph.launch("multinomial_race", args, words, source, grid(self.rows * chunks, 1), best is None)
+
+    def _decide(self, graph: Graph, best: Tensor, place: Tensor, out: Tensor, chunks: int) -> None:
+        args = [("b", best, "r"), ("i", place, "r"), ("o", out, "w"), ("e", graph.error_tensor(), "a")]
+
+        def words(w: Words) -> None:
+            w.u32("chunks", chunks)
+            w.u32("groups", self.rows)
+            _error_words(w)
+
+        def source(w: Words) -> str:
+            finish = f"if (S[0] <= 0.0) {{ {_error_code(args, w, 'none')} }} st_o(b, vec2<u32>(I[0], 0u));"
+            return (
+                _race_head()
+                + f"""if (b >= {w.groups}) {{ return; }}
+for (var c = l; c < {w.chunks}; c += {RACE_GROUP}u) {{
+  let s = ld_b(b * {w.chunks} + c); let j = bitcast<u32>(ld_i(b * {w.chunks} + c));
+  if (s > best || (s == best && j < place)) {{ best = s; place = j; }}
+}}
+"""
+                + _race_tail(finish)
+            )
+
+        graph.launch("multinomial_decide", args, words, source, grid(self.rows, 1))
+
+    def from_sums(self, graph: Graph, out: Tensor, samples: int) -> None:
+        """Independent samples: where a uniform part of the total falls among the running sums."""
+        sums = graph.new((self.rows, self.n), F32)
+        scan(graph, "sum", self.p.reshape((self.rows, self.n)), 1, sums)
+        total = self.rows * samples
+        counters = -(-total // 4)
+        args = [("p", self.p, "r"), ("s", sums, "r"), ("o", out, "w"), ("e", graph.error_tensor(), "a")]
+
+        def words(w: Words) -> None:
+            w.u32("n", self.n)
+            w.u32("total", total)
+            w.u32("samples", samples)
+            w.u32("counters", counters)
+            w.random("random", self.generator, counters)
+            _error_words(w)
+
+        graph.launch(
+            "multinomial_search",
+            args,
+            words,
+            lambda w: _search_source(w, self.p.dtype, _error_code(args, w, "none")),
+            grid(counters, WORKGROUP),
+        )
+
+    def check(self, graph: Graph) -> None:
+        """Reports weights that are no weights."""
+        total = self.rows * self.n
+        args = [("p", self.p, "r"), ("e", graph.error_tensor(), "a")]
+
+        def words(w: Words) -> None:
+            w.u32("n", total)
+            _error_words(w)
+
+        def source(w: Words) -> str:
+            load = cast("ld_p(i)", self.p.dtype.cls, "f")
+            return (
+                _SCORE
+                + MAIN.format(wg=WORKGROUP)
+                + f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}\n"
+                + f"if (!valid({load})) {{ {_error_code(args, w, 'bad')} }}\n}}"
+            )
+
+        graph.launch("multinomial_check", args, words, source, grid(total, WORKGROUP))
+
+
+def _race_head() -> str:
+    return (
+        f"var<workgroup> S: array<f32, {RACE_GROUP}>;\nvar<workgroup> I: array<u32, {RACE_GROUP}>;\n"
+        + MAIN.format(wg=RACE_GROUP)
+        + "let b = g.y * n.x + g.x;\nvar best = 0.0; var place = 0xffffffffu;\n"
+    )
+
+
+def _race_tail(finish: str) -> str:
+    """The workgroup's best (ties: the first) into ``S[0]`` and ``I[0]``, then ``finish`` by one invocation."""
+    return f"""S[l] = best; I[l] = place;
+workgroupBarrier();
+for (var d = {RACE_GROUP // 2}u; d > 0u; d = d >> 1u) {{
+  if (l < d && (S[l + d] > S[l] || (S[l + d] == S[l] && I[l + d] < I[l]))) {{ S[l] = S[l + d]; I[l] = I[l + d]; }}
+  workgroupBarrier();
+}}
+if (l == 0u) {{ {finish} }}
+}}"""
+
+
+def _search_source(w: Words, d: DType, report: str) -> str:
+    """Binary search in running sums; rounding may point at an empty category, so it walks on to one that is not."""
+    weight = cast(f"ld_p(row * {w.n} + low)", d.cls, "f")
+    return (
+        MAIN.format(wg=WORKGROUP)
+        + f"""let c = {LINEAR.format(wg=WORKGROUP)};
+if (c >= {w.counters}) {{ return; }}
+let r = {philox_code(w, "c")};
+for (var e = 0u; e < 4u; e++) {{
+  let i = c * 4u + e;
+  if (i >= {w.total}) {{ return; }}
+  let row = i / {w.samples};
+  let sum = ld_s(row * {w.n} + {w.n} - 1u);
+  if (!(sum > 0.0)) {{ {report} }}
+  let u = f32(r[e]) * 2.3283064365386963e-10 * sum;
+  var low = 0u; var high = {w.n};
+  while (low < high) {{
+    let m = (low + high) / 2u;
+    if (ld_s(row * {w.n} + m) > u) {{ high = m; }} else {{ low = m + 1u; }}
+  }}
+  low = min(low, {w.n} - 1u);
+  while (low + 1u < {w.n} && !({weight} > 0.0)) {{ low++; }}
+  while (low > 0u && !({weight} > 0.0)) {{ low--; }}
+  st_o(i, vec2<u32>(low, 0u));
+}}
+}}"""
+    )
+
+
+@lower("multinomial")
+def _multinomial(graph: Graph, p: Tensor, samples: int, replacement: bool = False, _generator: None = None) -> Tensor:
+    if p.ndim not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    if not p.dtype.is_float:
+        raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {p.dtype.name}")
+    n = p.sizes[-1]
+    if samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and samples > n:
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+    out = graph.new((*p.sizes[:-1], samples), I64)
+    rows = product(p.sizes[:-1])
+    if rows == 0:
+        return out
+    if n == 0:
+        raise RuntimeError(_MESSAGES["none"])
+    sampling = _Sampling(contiguous(graph, p), rows, n)
+    if samples == 1:
+        sampling.race(graph, out)
+    elif replacement:
+        sampling.check(graph)
+        sampling.from_sums(graph, out, samples)
+    else:
+        scores = sampling.scores(graph)
+        values = graph.new((rows, samples), F32)
+        sort_into(graph, scores, values, out.reshape((rows, samples)), 1, True, samples)
+        _require_positive(graph, values)
+    return out
+
+
+def _require_positive(graph: Graph, values: Tensor) -> None:
+    """Reports an error if a chosen score is zero: there were not enough categories to draw."""
+    args = [("v", values, "r"), ("e", graph.error_tensor(), "a")]
+
+    def words(w: Words) -> None:
+        w.u32("n", values.numel)
+        _error_words(w)
+
+    def source(w: Words) -> str:
+        return (
+            MAIN.format(wg=WORKGROUP)
+            + f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}\n"
+            + f"if (ld_v(i) <= 0.0) {{ {_error_code(args, w, 'none')} }}\n}}"
+        )
+
+    graph.launch("multinomial_enough", args, words, source, grid(values.numel, WORKGROUP))
