@@ -14,6 +14,7 @@ from .. import wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product
 from ..registry import fallback, lower
 from ..wgsl import I32, I64, DType, cast
+from .creation import fill
 from .pointwise import (
     LINEAR,
     MAIN,
@@ -447,6 +448,8 @@ def search(
     total, n = product(shape), edges.sizes[-1]
     if total == 0:
         return out
+    if n == 0:
+        return fill(graph, out, 0)
     edges = contiguous(graph, edges)
     args = [("o", out, "w"), ("a", edges, "r")]
     if isinstance(x, Tensor):
