@@ -13,7 +13,7 @@ command -v g++ >/dev/null || missing="$missing g++"
 if [ "$(uname -s)" = Linux ]; then
   /sbin/ldconfig -p | grep -q 'libvulkan\.so\.1' || missing="$missing libvulkan1"
   if [ -z "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}" ] &&
-    ! ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then
+    ! find /usr/share/vulkan/icd.d /etc/vulkan/icd.d -name '*.json' 2>/dev/null | grep -q .; then
     missing="$missing mesa-vulkan-drivers"
   fi
   # NVIDIA's Vulkan driver loads EGL.
