@@ -31,7 +31,7 @@ fn join_(a: vec3<f32>, b: vec3<f32>) -> vec3<f32> {
 
 
 def _row_loop(w: Words, rank: int, names: Sequence[str], state: str, put: str, merge: str, finish: str) -> str:
-    """One workgroup a row: every invocation gathers with ``put`` into ``a``, pairs are merged, ``finish`` sees ``a``."""
+    """One workgroup a row: invocations gather with ``put`` into ``a``, pairs are merged, ``finish`` sees ``a``."""
     return (
         f"var<workgroup> part_: array<{state}, {INVOCATIONS}>;\n"
         + MAIN.format(wg=INVOCATIONS)
@@ -43,12 +43,13 @@ def _row_loop(w: Words, rank: int, names: Sequence[str], state: str, put: str, m
     )
 
 
-def _inner(tensors: dict[str, Tensor]) -> tuple[list[int], dict[str, list[int]]]:
+def _inner(tensors: dict[str, Tensor]) -> tuple[list[int], dict[str, Sequence[int]]]:
     """Sizes and strides of everything but dimension 1, merged where possible."""
     first = next(iter(tensors.values()))
     dims = [i for i in range(first.ndim) if i != 1]
     sizes, strides = collapse([first.sizes[i] for i in dims], [[t.strides[i] for i in dims] for t in tensors.values()])
-    return sizes, dict(zip(tensors, strides, strict=True))
+    named: dict[str, Sequence[int]] = dict(zip(tensors, strides, strict=True))
+    return sizes, named
 
 
 def channel_sum(graph: Graph, x: Tensor, dtype: DType) -> Tensor:
@@ -105,7 +106,8 @@ def _moments(
         if running is not None:
             for name, value in (("rm", "a.x"), ("rv", "a.y / (a.z - 1.0)")):
                 at = f"o * {w.expr(name)}"
-                finish += f"{{ let old = ld_{name}({at}); st_{name}({at}, old + {w.expr('momentum', 'f')} * ({value} - old)); }}\n"
+                step = f"{w.expr('momentum', 'f')} * ({value} - old)"
+                finish += f"{{ let old = ld_{name}({at}); st_{name}({at}, old + {step}); }}\n"
         put = f"a = put_(a, ld_x(o * {w.step} + x_x));"
         return _MOMENTS + _row_loop(w, len(inner[0]), ["x"], "vec3<f32>", put, "join_(a, b)", finish)
 
@@ -159,10 +161,6 @@ def _check(graph: Graph, x: Tensor, **parameters: Tensor | None) -> None:
                 f"{name} should contain {x.sizes[1]} elements not {t.numel} "
                 f"({graph.op}: input {list(x.sizes)}, {name} {list(t.sizes)})"
             )
-
-
-def _stats_dtype(x: Tensor, weight: Tensor | None) -> DType:
-    return weight.dtype if weight is not None and weight.dtype is x.dtype else F32
 
 
 def _batch_norm(
@@ -231,7 +229,9 @@ def _no_update(
 # ---------------------------------------------------------------------------------------------------- backward
 
 
-def _backward_sums(graph: Graph, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, eps: Any | None) -> tuple[Tensor, Tensor]:
+def _backward_sums(
+    graph: Graph, grad: Tensor, x: Tensor, mean: Tensor, scale: Tensor, eps: Any | None
+) -> tuple[Tensor, Tensor]:
     """Sums over each channel of the gradient, and of the gradient times the normalised input (float32)."""
     total, dot = graph.new((x.sizes[1],), F32), graph.new((x.sizes[1],), F32)
     sizes, strides = _inner({"x": x, "grad": grad})
@@ -256,13 +256,27 @@ def _backward_sums(graph: Graph, grad: Tensor, x: Tensor, mean: Tensor, scale: T
         finish = f"st_total(o, a.x); st_dot(o, a.y * {factor});"
         return _row_loop(w, len(sizes), ["x", "grad"], "vec2<f32>", put, "a + b", finish)
 
-    args = [("x", x, "r"), ("grad", grad, "r"), ("mean", mean, "r"), ("scale", scale, "r"), ("total", total, "w"), ("dot", dot, "w")]
+    args = [
+        ("x", x, "r"),
+        ("grad", grad, "r"),
+        ("mean", mean, "r"),
+        ("scale", scale, "r"),
+        ("total", total, "w"),
+        ("dot", dot, "w"),
+    ]
     graph.launch("norm_sums", args, words, source, grid(x.sizes[1], 1), (len(sizes), eps is None))
     return total, dot
 
 
 def _backward_input(
-    graph: Graph, grad: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, scale: Tensor, sums: tuple[Tensor, Tensor], eps: Any
+    graph: Graph,
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    sums: tuple[Tensor, Tensor],
+    eps: Any,
 ) -> Tensor:
     """Gradient of the input; ``eps`` is None in training, where the statistics depend on the input."""
     x, grad = contiguous(graph, x), contiguous(graph, grad)
@@ -283,9 +297,8 @@ def _backward_input(
         load = {name: f"ld_{name}(c * {w.expr(f'by_{name}')})" for name in given.keys() & {"scale", "weight", "mean"}}
         share = w.expr("share", "f")
         if eps is None:
-            value = (
-                f"{load['scale']} * (ld_grad(i) - {share} * (ld_total(c) + (ld_x(i) - {load['mean']}) * {load['scale']} * ld_dot(c)))"
-            )
+            normal = f"(ld_x(i) - {load['mean']}) * {load['scale']}"
+            value = f"{load['scale']} * (ld_grad(i) - {share} * (ld_total(c) + {normal} * ld_dot(c)))"
         else:
             value = f"ld_grad(i) / sqrt({load['scale']} + {w.expr('eps', 'f')})"
         value += f" * {load['weight']}" if "weight" in load else ""
@@ -310,13 +323,19 @@ def _batch_norm_backward(
 ) -> list[Tensor]:
     _check(graph, x, weight=weight)
     if grad.sizes != x.sizes:
-        raise RuntimeError(f"{graph.op}: gradient {list(grad.sizes)} and input {list(x.sizes)} must have the same shape")
+        raise RuntimeError(
+            f"{graph.op}: gradient {list(grad.sizes)} and input {list(x.sizes)} must have the same shape"
+        )
     channels, dtype = (x.sizes[1],), weight.dtype if weight is not None else x.dtype
     if x.numel == 0:
         return [graph.new(x.sizes, x.dtype), *(fill(graph, graph.new(channels, dtype), 0) for _ in range(2))]
     mean, scale = (save_mean, save_scale) if train else (running_mean, running_var)
     sums = _backward_sums(graph, grad, x, mean, scale, None if train else eps)
-    gx = _backward_input(graph, grad, x, weight, mean, scale, sums, None if train else eps) if mask[0] else graph.new((0,), x.dtype)
+    gx = (
+        _backward_input(graph, grad, x, weight, mean, scale, sums, None if train else eps)
+        if mask[0]
+        else graph.new((0,), x.dtype)
+    )
     gw = converted(graph, sums[1], dtype) if mask[1] else graph.new((0,), dtype)
     gb = converted(graph, sums[0], dtype) if mask[2] else graph.new((0,), dtype)
     return [gx, gw, gb]
@@ -327,12 +346,20 @@ def _batch_norm_backward(
 
 @lower("native_group_norm", results=3, out="out")
 def _group_norm(
-    graph: Graph, x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, plane: int, groups: int, eps: Any
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    c: int,
+    plane: int,
+    groups: int,
+    eps: Any,
 ) -> list[Tensor]:
     if groups < 1 or c % groups:
         raise RuntimeError(
-            f"Expected number of channels in input to be divisible by num_groups, but got input of shape {list(x.sizes)} "
-            f"and num_groups={groups} in {graph.op}"
+            "Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(x.sizes)} and num_groups={groups} in {graph.op}"
         )
     _check(graph, x, weight=weight, bias=bias)
     x = contiguous(graph, x)

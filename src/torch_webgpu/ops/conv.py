@@ -1,7 +1,8 @@
 """Convolutions of one to three spatial dimensions, forward and backward.
 
-Every convolution is one of two contractions. ``_correlate`` sums over channels and taps: forward and, with ``transposed``
-window arithmetic, input gradients and transposed convolutions. ``_correlate_weight`` sums over positions: weight gradients.
+Every convolution is one of two contractions. ``_correlate`` sums over channels and taps: forward and, with
+``transposed`` window arithmetic, input gradients and transposed convolutions. ``_correlate_weight`` sums over
+positions: weight gradients.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def _stride_words(w: Words, name: str, t: Tensor) -> None:
 
 def _at(w: Words, axis: str) -> str:
     """Input coordinate under output coordinate ``o_<axis>`` and tap ``k_<axis>``."""
-    return f"at_(o_{axis}, k_{axis}, {w.expr('s' + axis)}, {w.expr('p' + axis)}, {w.expr('d' + axis)}, {w.expr('i' + axis)})"
+    s, p, d, n = (w.expr(name + axis) for name in "spdi")
+    return f"at_(o_{axis}, k_{axis}, {s}, {p}, {d}, {n})"
 
 
 def _position(w: Words, base: str, name: str) -> str:
@@ -98,7 +100,9 @@ def _tile_grid(rows: int, columns: int, groups: int) -> tuple[int, int, int, int
     return block, tiles[0], tiles[1], tiles[0] * tiles[1] * groups
 
 
-def _tiled(w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: str) -> str:
+def _tiled(
+    w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: str
+) -> str:
     """A grouped matrix product with operands staged in workgroup memory.
 
     Args:
@@ -125,7 +129,8 @@ def _tiled(w: Words, block: int, head: str, loops: tuple[str, str], depth: str, 
         f"if (k < {depth} && col < {w.columns}) {{ {right} }}\nrt_[j * {edge}u + lc] = v;\n}}\n"
         f"for (var j = ty; j < {edge}u; j += 16u) {{\nlet k = k0 + tx; let m = tm * {edge}u + j; var v = 0.0;\n"
         f"if (k < {depth} && m < {w.rows}) {{ {left} }}\nlt_[tx * {pad}u + j] = v;\n}}\nworkgroupBarrier();\n"
-        f"for (var k = 0u; k < {DEPTH}u; k++) {{\nlet a = k * {pad}u + ty * {block}u; let b = k * {edge}u + tx * {block}u;\n"
+        f"for (var k = 0u; k < {DEPTH}u; k++) {{\n"
+        f"let a = k * {pad}u + ty * {block}u; let b = k * {edge}u + tx * {block}u;\n"
         f"let bv = vec{block}<f32>({values(f'rt_[b + {j}u]' for j in range(block))});\n"
         + "".join(f"acc[{i}] += lt_[a + {i}u] * bv;\n" for i in range(block))
         + f"}}\n}}\n{loops[1]}"
@@ -144,8 +149,10 @@ def _tile_words(w: Words, rows: int, columns: int, tiles: tuple[int, int, int, i
 # ---------------------------------------------------------------------------------------------------- sum over taps
 
 
-def _correlate(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, window: Window, groups: int) -> None:
-    """``out[n, c, o] = bias[c] + Σ x[n, c', at(o, k)] · weight``, all of five dimensions, ``out`` new and contiguous."""
+def _correlate(
+    graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, window: Window, groups: int
+) -> None:
+    """``out[n, c, o] = bias[c] + Σ x[n, c', at(o, k)] · weight``, all five-dimensional, ``out`` new and contiguous."""
     if out.numel == 0:
         return
     if x.numel == 0 or weight.numel == 0:
@@ -192,7 +199,8 @@ def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, ro
             + _taps_loops(w)
             + _position(w, "xb", "x")
             + f"if (inside) {{\nlet wp = wb + k_d * {w.wd} + k_h * {w.wh} + k_w * {w.ww};\n"
-            + f"for (var c = 0u; c < {w.channels}; c++) {{ acc += ld_x(xp + c * {w.xc}) * ld_wt(wp + c * {w.wc}); }}\n}}\n"
+            + f"for (var c = 0u; c < {w.channels}; c++) {{\n"
+            + f"acc += ld_x(xp + c * {w.xc}) * ld_wt(wp + c * {w.wc});\n}}\n}}\n"
             + "}\n}\n}\nreturn acc;\n}"
         )
 
@@ -202,7 +210,7 @@ def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, ro
 def _tiled_taps(
     graph: Graph, out: Tensor, args: Any, words: Any, window: Window, shape: tuple[int, int, int], biased: bool
 ) -> None:
-    """Implicit matrix product: output channels × positions, over channels and taps; ``shape`` is rows, groups, channels."""
+    """Implicit matrix product, output channels × positions; ``shape``: rows a group, groups, channels summed."""
     rows, groups, channels = shape
     plane = product(out.sizes[2:])
     columns = out.sizes[0] * plane
@@ -239,7 +247,10 @@ def _tiled_taps(
 def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool) -> str:
     """Stores a register block into a contiguous (batch, channel, position) tensor; pairs share words if ``packed``."""
     step = 2 if packed else 1
-    lines = [f"for (var i = 0u; i < {block}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}\nlet oc = grp * {w.rows} + row + i;"]
+    lines = [
+        f"for (var i = 0u; i < {block}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}",
+        f"let oc = grp * {w.rows} + row + i;",
+    ]
     lines.append(f"let add = {f'ld_bias(oc * {w.bs})' if biased else '0.0'};\nlet y = acc[i];")
     for j in range(0, block, step):
         at = f"((column + {j}u) / {w.plane} * {w.co} + oc) * {w.plane} + (column + {j}u) % {w.plane}"
@@ -252,7 +263,7 @@ def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool)
     return "\n".join([*lines, "}"])
 
 
-# ---------------------------------------------------------------------------------------------------- sum over positions
+# ------------------------------------------------------------------------------------------------ sum over positions
 
 
 def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: Window, groups: int) -> None:
@@ -306,7 +317,9 @@ def _check(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, transpo
         raise RuntimeError(f"\"convolution\" not implemented for '{x.dtype.name}'")
     expected = weight.sizes[0] if transposed else weight.sizes[1] * groups
     if x.sizes[1] != expected or groups < 1 or weight.sizes[0] % groups:
-        raise RuntimeError(f"Given {what}: expected input to have {expected} channels, but got {x.sizes[1]} channels instead")
+        raise RuntimeError(
+            f"Given {what}: expected input to have {expected} channels, but got {x.sizes[1]} channels instead"
+        )
     channels = weight.sizes[1] * groups if transposed else weight.sizes[0]
     if bias is not None and bias.sizes != (channels,):
         raise RuntimeError(f"Given {what}: expected bias to have shape [{channels}], but got {list(bias.sizes)}")
@@ -316,15 +329,18 @@ def _window(rank: int, stride: Any, padding: Any, dilation: Any, transposed: boo
     return Window(triple(stride, 1, rank), triple(padding, 0, rank), triple(dilation, 1, rank), transposed)
 
 
-def _output_sizes(graph: Graph, x: Tensor, weight: Tensor, window: Window, extra: tuple[int, int, int], groups: int) -> list[int]:
+def _output_sizes(
+    graph: Graph, x: Tensor, weight: Tensor, window: Window, extra: tuple[int, int, int], groups: int
+) -> list[int]:
     sizes = []
     for i, (n, k) in enumerate(zip(x.sizes[2:], weight.sizes[2:], strict=True), 5 - x.ndim):
         s, p, reach = window.stride[i], window.padding[i], window.dilation[i] * (k - 1) + 1
         size = (n - 1) * s - 2 * p + reach + extra[i] if window.transposed else (n + 2 * p - reach) // s + 1
         if size < 1 and (window.transposed or n + 2 * p < reach):
             raise RuntimeError(
-                f"Calculated padded input size per channel: ({n + 2 * p}). Kernel size: ({reach}). Kernel size can't be greater "
-                f"than actual input size ({graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)})"
+                f"Calculated padded input size per channel: ({n + 2 * p}). Kernel size: ({reach}). "
+                "Kernel size can't be greater than actual input size "
+                f"({graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)})"
             )
         sizes.append(size)
     return [x.sizes[0], weight.sizes[1] * groups if window.transposed else weight.sizes[0], *sizes]
