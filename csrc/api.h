@@ -59,10 +59,24 @@ struct FutureWaitInfo {
   uint32_t completed;
 };
 
-static_assert(sizeof(BufferDescriptor) == 48 && offsetof(BufferDescriptor, size) == 32);
-static_assert(sizeof(BindGroupEntry) == 56 && offsetof(BindGroupEntry, offset) == 24);
-static_assert(sizeof(BindGroupDescriptor) == 48 && offsetof(BindGroupDescriptor, entries) == 40);
-static_assert(sizeof(MapCallbackInfo) == 40);
+// tests/test_abi.py compares these with what the two wheels declare.
+static_assert(sizeof(StringView) == 16 && offsetof(StringView, data) == 0 && offsetof(StringView, length) == 8);
+static_assert(sizeof(BufferDescriptor) == 48 && offsetof(BufferDescriptor, next) == 0 &&
+              offsetof(BufferDescriptor, label) == 8 && offsetof(BufferDescriptor, usage) == 24 &&
+              offsetof(BufferDescriptor, size) == 32 && offsetof(BufferDescriptor, mapped_at_creation) == 40);
+static_assert(sizeof(BindGroupEntry) == 56 && offsetof(BindGroupEntry, next) == 0 &&
+              offsetof(BindGroupEntry, binding) == 8 && offsetof(BindGroupEntry, buffer) == 16 &&
+              offsetof(BindGroupEntry, offset) == 24 && offsetof(BindGroupEntry, size) == 32 &&
+              offsetof(BindGroupEntry, sampler) == 40 && offsetof(BindGroupEntry, texture_view) == 48);
+static_assert(sizeof(BindGroupDescriptor) == 48 && offsetof(BindGroupDescriptor, next) == 0 &&
+              offsetof(BindGroupDescriptor, label) == 8 && offsetof(BindGroupDescriptor, layout) == 24 &&
+              offsetof(BindGroupDescriptor, entry_count) == 32 && offsetof(BindGroupDescriptor, entries) == 40);
+static_assert(sizeof(MapCallbackInfo) == 40 && offsetof(MapCallbackInfo, next) == 0 &&
+              offsetof(MapCallbackInfo, mode) == 8 && offsetof(MapCallbackInfo, callback) == 16 &&
+              offsetof(MapCallbackInfo, user1) == 24 && offsetof(MapCallbackInfo, user2) == 32);
+static_assert(sizeof(Future) == 8 && offsetof(Future, id) == 0);
+static_assert(sizeof(FutureWaitInfo) == 16 && offsetof(FutureWaitInfo, future) == 0 &&
+              offsetof(FutureWaitInfo, completed) == 8);
 
 namespace usage {
 constexpr uint64_t map_read = 1, copy_src = 4, copy_dst = 8, uniform = 64, storage = 128;
@@ -90,7 +104,7 @@ struct Api {
   Future (*map_async)(Handle buffer, uint64_t mode, size_t offset, size_t size, MapCallbackInfo);
   const void* (*mapped_range)(Handle buffer, size_t offset, size_t size);
   void (*unmap)(Handle buffer);
-  uint32_t (*device_poll)(Handle device, uint32_t wait, const void* submission);            // wgpu-native only
+  uint32_t (*device_poll)(Handle device, uint32_t wait, const void* submission);              // wgpu-native only
   uint32_t (*wait_any)(Handle instance, size_t count, FutureWaitInfo*, uint64_t timeout_ns);  // Dawn only
 };
 

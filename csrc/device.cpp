@@ -50,7 +50,11 @@ std::recursive_mutex& device_mutex() {
   return mutex;
 }
 
-void on_uncaptured_error(void* const*, uint32_t type, StringView message, void*, void*) { add_error(type, message); }
+void on_uncaptured_error(void* const*, uint32_t type, StringView message, void*, void*) {
+  add_error(type, message);
+  // wgpu-native refuses commands some time before it reports the loss.
+  if (type == 2 && to_string(message).find("device is lost") != std::string::npos) lose("the WebGPU library lost it");
+}
 
 void on_device_lost(void* const*, uint32_t, StringView message, void*, void*) { lose(to_string(message)); }
 

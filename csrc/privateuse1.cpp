@@ -35,6 +35,11 @@ using at::Tensor;
 constexpr c10::DispatchKeySet keys(c10::DispatchKey::PrivateUse1);
 const c10::Device the_device(c10::DeviceType::PrivateUse1, 0);
 
+void check_index(std::optional<c10::Device> d) {
+  TORCH_CHECK(!d || d->index() <= 0, "webgpu has one device per process, got index ", int(d->index()),
+              "; choose the adapter with TORCH_WEBGPU_ADAPTER");
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = c10::DeviceType::PrivateUse1;
   c10::DeviceType type() const override { return static_type; }
@@ -43,12 +48,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return the_device;
   }
   c10::Device getDevice() const override { return the_device; }
-  void setDevice(c10::Device d) const override {
-    TORCH_CHECK(d.index() <= 0, "webgpu has one device per process, got index ", int(d.index()));
-  }
+  void setDevice(c10::Device d) const override { check_index(d); }
   void uncheckedSetDevice(c10::Device) const noexcept override {}
   c10::Stream getStream(c10::Device) const override { return c10::Stream(c10::Stream::DEFAULT, the_device); }
   c10::Stream getDefaultStream(c10::Device) const override { return getStream(the_device); }
+  // One queue orders everything: all streams are the same one.
+  c10::Stream getNewStream(c10::Device, int) const override { return getStream(the_device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return getStream(the_device); }
+  void synchronizeStream(const c10::Stream&) const override { synchronize(); }
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    c10::DeviceCapability dtypes;
+    dtypes.capability_data.capability_bits = 0;
+    auto& has = dtypes.capability_data.supported_scalar_types;
+    has.has_Float = has.has_Half = has.has_BFloat16 = has.has_Long = has.has_Int = has.has_Short = has.has_Char = 1;
+    has.has_Byte = has.has_Bool = 1;
+    return dtypes;
+  }
   c10::Stream exchangeStream(c10::Stream) const override { return getStream(the_device); }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
   void synchronizeDevice(c10::DeviceIndex) const override { synchronize(); }
@@ -88,14 +103,16 @@ at::ScalarType checked(std::optional<at::ScalarType> dtype) {
 }
 
 Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
-             std::optional<at::Device>, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+             std::optional<at::Device> where, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  check_index(where);
   TORCH_CHECK(layout.value_or(at::kStrided) == at::kStrided, "webgpu has only strided tensors, got layout ", *layout);
   TORCH_CHECK(!pin.value_or(false), "only CPU tensors can be pinned");
   return Tensor(at::detail::empty_generic(size, allocator(), keys, checked(dtype), format));
 }
 
 Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
-                     std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+                     std::optional<at::Layout>, std::optional<at::Device> where, std::optional<bool>) {
+  check_index(where);
   return Tensor(at::detail::empty_strided_generic(size, stride, allocator(), keys, checked(dtype)));
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -58,13 +59,15 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Whether the device has been opened."""
-    return True
+    """Whether the device has been opened in this process."""
+    from .runtime import is_open
+
+    return is_open() and not _bad_fork
 
 
 def device_count() -> int:
-    """One device a process; ``TORCH_WEBGPU_ADAPTER`` chooses which."""
-    return 1
+    """1, or 0 without an adapter; ``TORCH_WEBGPU_ADAPTER`` chooses which of several."""
+    return int(is_available())
 
 
 def current_device() -> int:
@@ -175,8 +178,18 @@ def is_bf16_supported() -> bool:
     return True
 
 
+_bad_fork = False
+
+
 def _is_in_bad_fork() -> bool:
-    return False
+    return _bad_fork
+
+
+def _after_fork() -> None:
+    global _bad_fork
+    from .runtime import is_open
+
+    _bad_fork = is_open()
 
 
 def _lazy_init() -> None:
@@ -216,4 +229,6 @@ def register() -> None:
     torch._register_device_module("webgpu", module)
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=None)
     default_generators = (_C.default_generator(),)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
     _print_from_cpu()

@@ -100,6 +100,11 @@ def start() -> None:
         )
 
 
+def is_open() -> bool:
+    """Whether the device has been made."""
+    return _device is not None
+
+
 def device() -> DeviceHandle:
     """The device, made if it is not there yet."""
     if _device is None:
