@@ -171,7 +171,10 @@ def _compare(tokenizer: Any, ids: list[int], expected: list[int], device: str, r
 
 
 def _quiet() -> None:
-    """Silences the bars and notices of transformers and its helpers; to be called before they are imported."""
+    """Silences the bars and notices of transformers and its helpers (to be called before they are imported).
+
+    What else warns, says so in one line.
+    """
     for name, value in {
         "TQDM_DISABLE": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -181,6 +184,11 @@ def _quiet() -> None:
     }.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|gguf|accelerate)\b")
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        err.print(f"[yellow]warning:[/] {escape(str(message))}", soft_wrap=True)
+
+    warnings.showwarning = show
 
 
 def _device_name(device: str) -> str:
