@@ -119,6 +119,20 @@ def test_topk_vocabulary() -> None:
     assert torch.equal(got.values.cpu(), want.values)
 
 
+@pytest.mark.parametrize("k", (1, 5, 16, 17, 64, 100, 128, 129))
+def test_topk_of_unlucky_rows(k: int) -> None:
+    """All the best elements in few invocations' hands, all in one block, all equal, or hardly any besides -inf."""
+    n = 20000
+    x = torch.zeros(4, n)
+    x[0, ::256] = torch.arange(1.0, 80.0)
+    x[1, 4000 : 4000 + k] = torch.arange(1.0, k + 1)
+    x[2] = -float("inf")
+    x[2, 7::3000] = torch.arange(7.0)
+    x[3, 1:] = torch.linspace(0, 1, n - 1)
+    check_topk(x, k, 1, True)
+    check_topk(x, k, 1, False)
+
+
 def test_topk_errors() -> None:
     with pytest.raises(RuntimeError, match="out of range"):
         torch.topk(torch.zeros(3, device=DEVICE), 4)

@@ -31,6 +31,7 @@ BLOCK = 1024  # elements a workgroup sorts; with 64-bit keys and positions 12 Ki
 SMALL_BLOCK = 64
 SORT_GROUP = 256
 MOST_SELECTED = 512  # up to here topk keeps the best of every block, beyond it sorts everything
+MOST_NARROWED = 64  # elements an invocation looks through where few are kept
 
 _NO_KEY = {"u32": "0xffffffffu", "vec2<u32>": "vec2<u32>(0xffffffffu)"}
 
@@ -194,52 +195,69 @@ class _Sorting:
         if n <= BLOCK:
             self._sort_blocks(graph, rows, None, None, self.keep)
         elif self.keep <= MOST_SELECTED:
+            per = min(BLOCK // (1 << (self.keep - 1).bit_length()), MOST_NARROWED)
+            per = per if per * SORT_GROUP > BLOCK else 0
+            chunk = per * SORT_GROUP or BLOCK
             runs: _Runs | None = None
-            while n > BLOCK:
-                chosen = _Runs.new(graph, rows.count, -(-n // BLOCK) * self.keep, d)
-                self._sort_blocks(graph, rows, runs, chosen, self.keep)
+            while n > chunk:
+                chosen = _Runs.new(graph, rows.count, -(-n // chunk) * self.keep, d)
+                self._sort_blocks(graph, rows, runs, chosen, self.keep, per)
                 runs, n = chosen, chosen.length
-            self._sort_blocks(graph, rows, runs, None, self.keep)
+            self._sort_blocks(graph, rows, runs, None, self.keep, per)
         else:
             blocks = -(-n // BLOCK) * BLOCK
             runs = _Runs.new(graph, rows.count, blocks, d)
             self._sort_blocks(graph, rows, None, runs, BLOCK)
             self._merge_all(graph, rows, runs)
 
-    def _sort_blocks(self, graph: Graph, rows: Rows, source: _Runs | None, sink: _Runs | None, keep: int) -> None:
-        """Sorts each block, from ``x`` or ``source``, and keeps its first elements in ``sink`` or the results."""
+    def _sort_blocks(
+        self, graph: Graph, rows: Rows, source: _Runs | None, sink: _Runs | None, keep: int, per: int = 0
+    ) -> None:
+        """Writes the first elements of each block, sorted; from ``x`` or ``source``, to ``sink`` or the results.
+
+        Args:
+            keep: how many elements of a block.
+            per: elements an invocation looks through (``_narrow_block``); 0 to sort whole blocks.
+        """
         n = source.length if source else self.length
-        size = SMALL_BLOCK if n <= SMALL_BLOCK else BLOCK
-        blocks = -(-n // size)
-        network = size if blocks > 1 else 1 << max(n - 1, 1).bit_length()
-        d, key = self.x.dtype, _key_type(self.x.dtype)
+        size = SMALL_BLOCK if n <= SMALL_BLOCK and not per else BLOCK
+        chunk = SORT_GROUP * per or size
+        blocks = -(-n // chunk)
+        full = keep if per else size if blocks > 1 else n
+        group = min(SORT_GROUP, size // 2)
         args = [] if sink and source else self.args() if not sink else [("x", self.x, "r")]
         args += (source.args("s", "r") if source else []) + (sink.args("t", "w") if sink else [])
 
         def words(w: Words) -> None:
-            w.u32("n", n)
-            w.u32("groups", rows.count * blocks)
-            w.u32("blocks", blocks)
-            w.u32("network", network)
+            for name, value in {"n": n, "groups": rows.count * blocks, "blocks": blocks, "chunk": chunk}.items():
+                w.u32(name, value)
+            w.u32("network", 1 << max(full - 1, 1).bit_length())
             w.u32("keep", keep)
+            w.u32("per", per)
             w.u32("flip", 0xFFFFFFFF if self.descending else 0)
             rows.words(w)
 
         def wgsl_of(w: Words) -> str:
-            if source:
-                at = f"row * {w.n} + at"
-                load = f"key = {_load_key('ks', at, key)}; place = bitcast<u32>(ld_js({at}));"
-            else:
-                flip = w.flip if key == "u32" else f"vec2<u32>({w.flip})"
-                load = f"key = key_of(ld_x({rows.at(w, 'x', 'at')})) ^ {flip}; place = at;"
-            if sink:
-                store = _store_pair("t", f"b * {w.keep} + e", "K[e]", "J[e]", key)
-            else:
-                store = self.store(rows, w, "e", "J[e]")
-            return _bitonic(w, size, key, _key_function(d), rows.code(w, "row"), load, store)
+            load, store = self._block_io(rows, w, source, sink)
+            key = _key_type(self.x.dtype)
+            body = (_narrow_block if per else _sort_block)(w, group, key, load, store)
+            return _block_head(w, size, group, key, self.x.dtype) + rows.code(w, "row") + "\n" + body
 
-        static = (size, source is None, sink is None, rows.rank, self.values is None)
+        static = (size, per > 0, source is None, sink is None, rows.rank, self.values is None)
         graph.launch("sort_blocks", args, words, wgsl_of, grid(rows.count * blocks, 1), static)
+
+    def _block_io(self, rows: Rows, w: Words, source: _Runs | None, sink: _Runs | None) -> tuple[str, str]:
+        """WGSL that sets ``key`` and ``place`` for position ``at``, and that stores pair ``e`` of block ``b``."""
+        key = _key_type(self.x.dtype)
+        if source:
+            at = f"row * {w.n} + at"
+            load = f"key = {_load_key('ks', at, key)}; place = bitcast<u32>(ld_js({at}));"
+        else:
+            flip = w.flip if key == "u32" else f"vec2<u32>({w.flip})"
+            load = f"key = key_of(ld_x({rows.at(w, 'x', 'at')})) ^ {flip}; place = at;"
+        if sink:
+            return load, _store_pair("t", f"b * {w.keep} + e", "K[e]", "J[e]", key)
+        return load, self.store(rows, w, "e", "J[e]")
 
     def _merge_all(self, graph: Graph, rows: Rows, runs: _Runs) -> None:
         run = BLOCK
@@ -250,7 +268,10 @@ class _Sorting:
         self._merge(graph, rows, runs, None, run)
 
     def _merge(self, graph: Graph, rows: Rows, source: _Runs, sink: _Runs | None, run: int) -> None:
-        """Merges neighbouring runs of ``run`` elements; the last merge writes the results."""
+        """Merges neighbouring runs of ``run`` elements; the last merge writes the results.
+
+        Equal keys need no look at positions: all of the left run lie before those of the right one.
+        """
         key = _key_type(self.x.dtype)
         n, total = source.length, rows.count * source.length
         args = source.args("s", "r") + (sink.args("t", "w") if sink else self.args())
@@ -280,12 +301,12 @@ let row = t / {w.n}; let at = t % {w.n}; let run = {w.run};
 let key = {_load_key("ks", "t", key)}; let place = bitcast<u32>(ld_js(t));
 let start = at & ~(2u * run - 1u);
 let middle = min(start + run, {w.n});
-let other = select(start, middle, at < middle);
-let end = select(middle, min(start + 2u * run, {w.n}), at < middle);
-var low = other; var high = end;
+let left = at < middle;
+let other = select(start, middle, left);
+var low = other; var high = select(middle, min(start + 2u * run, {w.n}), left);
 while (low < high) {{
-  let m = (low + high) / 2u; let s = row * {w.n} + m;
-  if (less({_load_key("ks", "s", key)}, bitcast<u32>(ld_js(s)), key, place)) {{ low = m + 1u; }} else {{ high = m; }}
+  let m = (low + high) / 2u;
+  if (less({_load_key("ks", f"row * {w.n} + m", key)}, select(0u, 1u, left), key, 1u)) {{ low = m + 1u; }} else {{ high = m; }}
 }}
 let before = low - other;
 {put}
@@ -296,28 +317,23 @@ let before = low - other;
         graph.launch("merge_runs", args, words, wgsl_of, grid(total, WORKGROUP), static)
 
 
-def _bitonic(w: Words, size: int, key: str, key_function: str, row_code: str, load: str, store: str) -> str:
-    """A workgroup sorts one block (Batcher's bitonic network); pairs past the end compare greater than any other."""
-    group = min(SORT_GROUP, size // 2)
+def _block_head(w: Words, size: int, group: int, key: str, d: DType) -> str:
     return (
-        key_function
+        _key_function(d)
         + _less_function(key)
         + f"var<workgroup> K: array<{key}, {size}>;\nvar<workgroup> J: array<u32, {size}>;\n"
+        + "var<workgroup> found: atomic<u32>;\nvar<workgroup> total: u32;\n"
         + MAIN.format(wg=group)
-        + f"""let b = g.y * n.x + g.x;
-if (b >= {w.groups}) {{ return; }}
-let row = b / {w.blocks};
-{row_code}
-for (var e = l; e < {w.network}; e += {group}u) {{
-  let at = (b % {w.blocks}) * {size}u + e;
-  var key = {_NO_KEY[key]}; var place = 0xffffffffu;
-  if (at < {w.n}) {{ {load} }}
-  K[e] = key; J[e] = place;
-}}
-workgroupBarrier();
-for (var k = 2u; k <= {w.network}; k = k << 1u) {{
+        + f"let b = g.y * n.x + g.x;\nif (b >= {w.groups}) {{ return; }}\n"
+        + f"let row = b / {w.blocks}; let first = (b % {w.blocks}) * {w.chunk};\n"
+    )
+
+
+def _network(size: str, group: int) -> str:
+    """Batcher's bitonic network over the first ``size`` (a power of two, uniform) shared pairs."""
+    return f"""for (var k = 2u; k <= {size}; k = k << 1u) {{
   for (var d = k >> 1u; d > 0u; d = d >> 1u) {{
-    for (var e = l; e < {w.network} / 2u; e += {group}u) {{
+    for (var e = l; e < {size} / 2u; e += {group}u) {{
       let i = ((e & ~(d - 1u)) << 1u) | (e & (d - 1u)); let j = i | d;
       let ka = K[i]; let kb = K[j]; let pa = J[i]; let pb = J[j];
       if (less(kb, pb, ka, pa) == ((i & k) == 0u)) {{ K[i] = kb; K[j] = ka; J[i] = pb; J[j] = pa; }}
@@ -325,6 +341,58 @@ for (var k = 2u; k <= {w.network}; k = k << 1u) {{
     workgroupBarrier();
   }}
 }}
+"""
+
+
+def _sort_block(w: Words, group: int, key: str, load: str, store: str) -> str:
+    """A workgroup sorts its block; the pairs that fill up the network come after all others."""
+    return f"""for (var e = l; e < {w.network}; e += {group}u) {{
+  let at = first + e;
+  var key = {_NO_KEY[key]}; var place = 0xffffffffu;
+  if (at < {w.n}) {{ {load} }}
+  K[e] = key; J[e] = place;
+}}
+workgroupBarrier();
+{_network(w.network, group)}
+for (var e = l; e < {w.keep}; e += {group}u) {{ {store} }}
+}}"""
+
+
+def _narrow_block(w: Words, group: int, key: str, load: str, store: str) -> str:
+    """A workgroup finds the first ``keep`` of a chunk, ``per`` elements an invocation, without sorting the chunk.
+
+    The ``keep``-th of the invocations' own firsts bounds the result: at least ``keep`` elements do not exceed it, and
+    all that do not belong to ``keep`` invocations, so that ``keep · per`` places hold them.
+    """
+
+    def each(action: str) -> str:
+        return f"""for (var t = 0u; t < {w.per}; t++) {{
+  let at = first + t * {group}u + l;
+  var key = {_NO_KEY[key]}; var place = 0xffffffffu;
+  if (at < {w.n}) {{ {load} }}
+  {action}
+}}
+"""
+
+    return (
+        f"var least = {_NO_KEY[key]}; var holder = 0xffffffffu;\n"
+        + each("if (less(key, place, least, holder)) { least = key; holder = place; }")
+        + "K[l] = least; J[l] = holder;\nworkgroupBarrier();\n"
+        + _network(f"{group}u", group)
+        + f"let bound = K[{w.keep} - 1u]; let last = J[{w.keep} - 1u];\n"
+        + "if (l == 0u) { atomicStore(&found, 0u); }\nworkgroupBarrier();\n"
+        + each(
+            "if (place != 0xffffffffu && !less(bound, last, key, place)) "
+            "{ let s = atomicAdd(&found, 1u); K[s] = key; J[s] = place; }"
+        )
+        + f"""workgroupBarrier();
+if (l == 0u) {{ total = atomicLoad(&found); }}
+let count = workgroupUniformLoad(&total);
+var size = {w.network};
+while (size < count) {{ size = size << 1u; }}
+for (var e = count + l; e < size; e += {group}u) {{ K[e] = {_NO_KEY[key]}; J[e] = 0xffffffffu; }}
+workgroupBarrier();
+{_network("size", group)}
 for (var e = l; e < {w.keep}; e += {group}u) {{ {store} }}
 }}"""
     )
