@@ -64,9 +64,11 @@ void deleter(void* data) {
 }
 
 struct Allocator final : c10::DeviceAllocator {
+  explicit Allocator(bool coarse) : coarse(coarse) {}
+  const bool coarse;
   c10::DataPtr allocate(size_t bytes) override {
     c10::Device where(c10::DeviceType::PrivateUse1, 0);
-    Block* block = bytes ? allocate_block(bytes) : nullptr;
+    Block* block = bytes ? allocate_block(bytes, coarse) : nullptr;
     return {block, block, &deleter, where};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &deleter; }
@@ -94,20 +96,21 @@ struct Allocator final : c10::DeviceAllocator {
 };
 }  // namespace
 
-// Exact multiples of 256 bytes while small, then 32 classes an octave: at most 3 % is lost to rounding.
-uint64_t size_class(uint64_t bytes) {
+// Fine: multiples of 256 bytes up to 16 KiB, then 32 classes an octave (at most 3 % lost). Coarse: 4 classes an octave.
+uint64_t size_class(uint64_t bytes, bool coarse) {
   uint64_t step = granule;
-  if (bytes > small_limit) step = std::max(granule, uint64_t(1) << (63 - __builtin_clzll(bytes) - 5));
+  int top = bytes ? 63 - __builtin_clzll(bytes) : 0;
+  if (coarse || bytes > small_limit) step = std::max(granule, uint64_t(1) << std::max(0, top - (coarse ? 2 : 5)));
   return (std::max<uint64_t>(bytes, 1) + step - 1) / step * step;
 }
 
-Block* allocate_block(uint64_t bytes) {
+Block* allocate_block(uint64_t bytes, bool coarse) {
   ensure_device();
   Lock lock(device_mutex());
   if (bytes > device.limits.max_buffer) {
     out_of_memory(bytes, "the adapter's largest buffer is " + std::to_string(device.limits.max_buffer) + " bytes");
   }
-  uint64_t size = std::min(size_class(bytes), device.limits.max_buffer);
+  uint64_t size = std::min(size_class(bytes, coarse), device.limits.max_buffer);
   auto& list = free_list(size);
   Block* block;
   if (!list.empty()) {
@@ -159,9 +162,10 @@ void reset_peak_memory_stats() {
   stats.max_reserved = stats.reserved;
 }
 
-static Allocator the_allocator;
+static Allocator the_allocator(false), results(true);
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &the_allocator)
 
 c10::Allocator* allocator() { return &the_allocator; }
+c10::Allocator* result_allocator() { return &results; }
 
 }  // namespace webgpu

@@ -19,12 +19,15 @@ struct MemoryStats {
 };
 
 c10::Allocator* allocator();
+// For results of ops: coarser size classes, so that a sequence that grows step by step reuses its buffers. Weights and other
+// tensors that the user makes directly are rounded finely.
+c10::Allocator* result_allocator();
 // Bytes are rounded up to the size class. Throws OutOfMemoryError. The device lock is taken inside.
-Block* allocate_block(uint64_t bytes);
+Block* allocate_block(uint64_t bytes, bool coarse = false);
 void free_block(Block*);
 void empty_cache();
 MemoryStats memory_stats();
 void reset_peak_memory_stats();
-uint64_t size_class(uint64_t bytes);
+uint64_t size_class(uint64_t bytes, bool coarse = false);
 
 }  // namespace webgpu

@@ -172,9 +172,11 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool) {
     upload(self, dst);
   } else if (dst.is_cpu()) {
     download(self, dst);
+  } else if (!self.is_privateuseone()) {  // another accelerator: through the CPU
+    upload(self.cpu(), dst);
+  } else if (!dst.is_privateuseone()) {
+    dst.copy_(self.cpu());
   } else {
-    TORCH_CHECK(self.is_privateuseone() && dst.is_privateuseone(), "webgpu cannot copy between ", self.device(), " and ",
-                dst.device(), "; go through the CPU");
     copy_on_device(self, dst);
   }
   return dst;

@@ -203,11 +203,11 @@ struct Call {
   c10::SmallVector<at::Tensor, 4> outputs;
   c10::SmallVector<Block*, 4> temps;
 
-  std::pair<const Block*, int64_t> locate(int32_t ref) const {  // the block and the storage offset in elements
+  std::pair<const Block*, int64_t> locate(int32_t ref) const {  // the block and the storage offset in bytes
     if (ref == ref_error) return {&error_block(), 0};
     if (ref >= ref_temp) return {temps[ref - ref_temp], 0};
     const at::Tensor& t = ref >= ref_output ? outputs[ref - ref_output] : *tensors[ref];
-    return {block_of(t), t.storage_offset()};
+    return {block_of(t), t.storage_offset() * int64_t(t.itemsize())};
   }
 };
 
@@ -289,7 +289,7 @@ void place_operands(const Call& call, const Step& step, Window* windows, uint32_
     auto& operand = step.operands[i];
     auto [block, start] = call.locate(operand.ref);
     if (C10_UNLIKELY(!block)) raise_python("InternalError", describe(call) + ": an operand has no storage");
-    uint64_t low = (start + operand.delta) * operand.itemsize, high = low + operand.extent * operand.itemsize;
+    uint64_t low = start + operand.delta * operand.itemsize, high = low + operand.extent * operand.itemsize;
     if (!(seen >> operand.slot & 1)) {
       seen |= 1u << operand.slot;
       windows[operand.slot] = {block, 0, block->size};
@@ -297,7 +297,7 @@ void place_operands(const Call& call, const Step& step, Window* windows, uint32_
     } else {
       ranges[operand.slot] = {std::min(ranges[operand.slot].low, low), std::max(ranges[operand.slot].high, high)};
     }
-    words[i] = static_cast<uint32_t>(start + operand.delta);
+    words[i] = static_cast<uint32_t>(low >> __builtin_ctz(operand.itemsize));
   }
   for (uint32_t slot = 0; slot < step.pipeline.bindings; slot++) {
     Window& window = windows[slot];
@@ -312,8 +312,8 @@ void place_operands(const Call& call, const Step& step, Window* windows, uint32_
     for (size_t i = 0; i < step.operands.size(); i++) {
       auto& operand = step.operands[i];
       if (operand.slot != slot) continue;
-      uint64_t start = call.locate(operand.ref).second + operand.delta;
-      words[i] = static_cast<uint32_t>(start - window.offset / operand.itemsize);
+      uint64_t start = call.locate(operand.ref).second + operand.delta * operand.itemsize;
+      words[i] = static_cast<uint32_t>((start - window.offset) / operand.itemsize);
     }
   }
 }
@@ -353,7 +353,7 @@ void make_outputs(Call& call, const Recipe& recipe) {
   for (auto& output : recipe.outputs) {
     if (output.alias < 0) {
       call.outputs.emplace_back(
-          at::detail::empty_strided_generic(output.sizes, output.strides, allocator(), keys, output.dtype));
+          at::detail::empty_strided_generic(output.sizes, output.strides, result_allocator(), keys, output.dtype));
     } else {
       call.outputs.push_back(*call.tensors[output.alias]);
       if (C10_UNLIKELY(call.outputs.back().sizes() != c10::IntArrayRef(output.sizes))) {
@@ -365,7 +365,7 @@ void make_outputs(Call& call, const Recipe& recipe) {
 
 void replay(Call& call, const Recipe& recipe, Stopwatch& watch) {
   make_outputs(call, recipe);
-  for (uint64_t bytes : recipe.temps) call.temps.push_back(allocate_block(bytes));
+  for (uint64_t bytes : recipe.temps) call.temps.push_back(allocate_block(bytes, true));
   watch.lap(stats.output_ns);
   if (recipe.may_fail) expect_device_errors();
   for (auto& step : recipe.steps) launch(call, step, watch);

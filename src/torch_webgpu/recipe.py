@@ -47,7 +47,7 @@ class Tensor:
             one buffer, are part of the signature.
     """
 
-    __slots__ = ("buffer", "delta", "dtype", "offset", "ref", "sizes", "strides", "wrapped")
+    __slots__ = ("_contiguous", "_extent", "buffer", "delta", "dtype", "offset", "ref", "sizes", "strides", "wrapped")
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class Tensor:
     ) -> None:
         self.ref, self.buffer, self.dtype = ref, buffer, dtype
         self.sizes, self.strides, self.delta, self.offset, self.wrapped = sizes, strides, delta, offset, wrapped
+        self._extent = self._contiguous = -1  # not known yet
 
     @property
     def numel(self) -> int:
@@ -74,16 +75,31 @@ class Tensor:
     @property
     def extent(self) -> int:
         """Elements from the first to the last one, inclusive."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True)) if self.numel else 0
+        if self._extent < 0:
+            last = 0
+            for n, s in zip(self.sizes, self.strides, strict=True):
+                if n == 0:
+                    last = -1
+                    break
+                last += (n - 1) * s
+            self._extent = last + 1
+        return self._extent
 
     @property
     def contiguous(self) -> bool:
+        """Whether the elements lie in row-major order without gaps."""
+        if self._contiguous < 0:
+            self._contiguous = self._find_contiguous()
+        return self._contiguous == 1
+
+    def _find_contiguous(self) -> int:
         step = 1
         for n, s in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if n != 1 and s != step:
-                return False
-            step *= n
-        return True
+            if n != 1:
+                if s != step:
+                    return 0
+                step *= n
+        return 1
 
     def aligned(self, size: int) -> bool:
         """Whether the first element lies at a multiple of ``size`` (≤ 16) bytes."""
@@ -97,6 +113,8 @@ class Tensor:
 
     def expand(self, sizes: Sequence[int]) -> Tensor:
         """Broadcast to ``sizes``; raises RuntimeError where it does not fit."""
+        if self.sizes == sizes:
+            return self
         lead = len(sizes) - self.ndim
         strides = [0] * lead
         if lead < 0:

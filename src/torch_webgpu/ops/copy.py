@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..recipe import Graph, Tensor
+from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
-from .pointwise import copy_into, result_dtype
+from ..runtime import device
+from ..wgsl import I32
+from .pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype
 
 
 @lower("webgpu::copy_")
@@ -33,9 +35,57 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     sizes = list(kept[0].sizes)
     sizes[d] = sum(t.sizes[d] for t in kept)
     out = graph.new(sizes, dtype)
+    if _joined_rows(graph, [t for t in kept if t.numel], out, d):
+        return out
     start = 0
     for t in kept:
         if t.numel:
             copy_into(graph, t, out.narrow(d, start, t.sizes[d]))
         start += t.sizes[d]
     return out
+
+
+MOST_JOINED = 6  # with the result, the bindings every adapter has
+
+
+def as_words(t: Tensor, row: int) -> tuple[Tensor, int] | None:
+    """A contiguous tensor of rows seen as 32-bit words, with the row length in words; None where rows share words."""
+    bytes_ = row * t.dtype.itemsize
+    if not t.contiguous or bytes_ % 4 or not t.aligned(4):
+        return None
+    scale = t.dtype.itemsize / 4
+    words = Tensor(t.ref, t.buffer, I32, (t.numel * t.dtype.itemsize // 4,), (1,), int(t.delta * scale), int(t.offset * scale))
+    return words, bytes_ // 4
+
+
+def _joined_rows(graph: Graph, inputs: Sequence[Tensor], out: Tensor, dim: int) -> bool:
+    """Concatenation in one launch, as words: contiguous inputs of the result's dtype. False where that does not hold."""
+    if not 2 <= len(inputs) <= MOST_JOINED or any(t.dtype is not out.dtype for t in inputs):
+        return False
+    if out.extent * out.dtype.itemsize + 256 > device().limits["maxStorageBufferBindingSize"]:
+        return False
+    found = [as_words(t, product(t.sizes[dim:])) for t in (*inputs, out)]
+    parts = [f for f in found if f is not None]
+    if len(parts) != len(found) or any(t.ref >= 0 and t.delta for t, _ in parts):
+        return False
+    n = parts[-1][0].sizes[0]
+
+    def words(w: Words) -> None:
+        w.u32("n", n)
+        for k, (_, row) in enumerate(parts):
+            w.u32(f"row{k}", row)
+
+    def source(w: Words) -> str:
+        lines = [
+            MAIN.format(wg=WORKGROUP),
+            f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}",
+            f"let r = i / {w.expr(f'row{len(inputs)}')};\nvar c = i % {w.expr(f'row{len(inputs)}')};",
+        ]
+        for k in range(len(inputs)):
+            row = w.expr(f"row{k}")
+            lines.append(f"if (c < {row}) {{ st_o(i, ld_t{k}(r * {row} + c)); return; }}\nc -= {row};")
+        return "\n".join([*lines, "}"])
+
+    args = [("o", parts[-1][0], "w")] + [(f"t{k}", t, "r") for k, (t, _) in enumerate(parts[:-1])]
+    graph.launch("cat", args, words, source, grid(n, WORKGROUP), len(inputs))
+    return True

@@ -8,6 +8,7 @@ from typing import Any
 from .. import wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
 from ..registry import check_castable, lower
+from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
 
 WORKGROUP = 128
@@ -93,19 +94,23 @@ def dense_strides(like: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...] | Non
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Merges adjacent dimensions that every operand walks as one; drops those of size 1."""
     out: list[int] = []
-    kept: list[list[int]] = [[] for _ in strides]
-    for d, n in enumerate(sizes):
+    kept: list[tuple[int, ...]] = []  # one tuple of strides a kept dimension
+    for n, *steps in zip(sizes, *strides, strict=True):
         if n == 1:
             continue
-        if out and all(k[-1] == s[d] * n for k, s in zip(kept, strides, strict=True)):
-            out[-1] *= n
-            for k, s in zip(kept, strides, strict=True):
-                k[-1] = s[d]
-        else:
-            out.append(n)
-            for k, s in zip(kept, strides, strict=True):
-                k.append(s[d])
-    return out, kept
+        if out:
+            for a, b in zip(kept[-1], steps, strict=True):
+                if a != b * n:
+                    break
+            else:
+                out[-1] *= n
+                kept[-1] = tuple(steps)
+                continue
+        out.append(n)
+        kept.append(tuple(steps))
+    if not kept:
+        return [], [[] for _ in strides]
+    return out, [list(column) for column in zip(*kept, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- the kernel
@@ -161,13 +166,14 @@ def emit(graph: Graph, expr: str, operands: Sequence[Operand], classes: Sequence
     if out.numel == 0:
         return
     tensors = [(i, x.expand(out.sizes)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
+    limit = device().limits["maxStorageBufferBindingSize"]
+    if out.ref < 0 and max(out.extent, *(t.extent for _, t in tensors), 0) * 8 + 256 <= limit:
+        return _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)  # fresh and small: nothing to check
     if any(_may_overlap(out, t) for _, t in tensors):
         temp = graph.new(out.sizes, out.dtype)
         emit(graph, expr, operands, classes, result_cls, temp, name)
         return copy_into(graph, temp, out)
-    from ..runtime import device
-
-    cut = _split(out, [t for _, t in tensors], device().limits["maxStorageBufferBindingSize"])
+    cut = _split(out, [t for _, t in tensors], limit)
     if cut is not None:
         half = out.sizes[cut] // 2
         for start, length in ((0, half), (half, out.sizes[cut] - half)):
@@ -187,10 +193,13 @@ def _emit_one(
     out: Tensor,
     name: str,
 ) -> None:
-    sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
     n = out.numel
     d = out.dtype
-    flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
+    if out.contiguous and all(t.contiguous for _, t in tensors):
+        sizes, strides, flat = [n], [[1]] * (len(tensors) + 1), [True] * (len(tensors) + 1)
+    else:
+        sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
+        flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
     # Shared words are written whole where this launch owns all of them, else element by element with atomics.
     fresh = out.ref < 0
     whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
