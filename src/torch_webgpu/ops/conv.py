@@ -101,9 +101,9 @@ def _tile_grid(rows: int, columns: int, groups: int) -> tuple[int, int, int, int
 
 
 def _tiled(
-    w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: str
+    w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: list[str]
 ) -> str:
-    """A grouped matrix product with operands staged in workgroup memory.
+    """A grouped matrix product with operands staged in workgroup memory, four terms of the sum a vector.
 
     Args:
         block: each invocation holds ``block`` × ``block`` results; a tile has 16 times as many rows and columns.
@@ -111,31 +111,45 @@ def _tiled(
         loops: what opens and closes loops around the one over ``depth``.
         left: statements that set ``v`` to the left operand at row ``m``, term ``k``; both are in range.
         right: as ``left`` for term ``k`` and column ``col``.
-        store: statements that use ``acc[i][j]``, row ``row + i`` and column ``column + j``.
+        store: for each row of the block, statements that use result ``c<i><j>`` at row ``row + i`` and column
+            ``column + _column(j)``.
     """
-    edge = 16 * block
-    pad = edge + 1  # odd: consecutive terms of a row fall into different banks
-    values = ", ".join
+    edge, quads, cells = 16 * block, DEPTH // 4, range(block)
+
+    def load(quad: str, inside: str, statements: str) -> str:
+        return "".join(
+            f"{{ let k = k0 + {quad} * 4u + {e}u; var v = 0.0;\n"
+            f"if (k < {depth} && {inside}) {{ {statements} }}\nquad.{'xyzw'[e]} = v; }}\n"
+            for e in range(4)
+        )
+
     return (
-        f"var<workgroup> lt_: array<f32, {DEPTH * pad}>;\nvar<workgroup> rt_: array<f32, {DEPTH * edge}>;\n"
+        f"var<workgroup> lt_: array<vec4<f32>, {quads * edge}>;\n"
+        f"var<workgroup> rt_: array<vec4<f32>, {quads * edge}>;\n"
         + MAIN.format(wg=INVOCATIONS)
         + f"let tile = g.y * n.x + g.x;\nif (tile >= {w.tiles}) {{ return; }}\n"
         f"let tn = tile % {w.tiles_n}; let tm = (tile / {w.tiles_n}) % {w.tiles_m};\n"
-        f"let grp = tile / ({w.tiles_n} * {w.tiles_m});\n"
-        f"let lc = l % {edge}u; let col = tn * {edge}u + lc;\nlet ty = l / 16u; let tx = l % 16u;\n"
-        f"{head}\nvar acc: array<vec{block}<f32>, {block}>;\n{loops[0]}"
-        f"for (var k0 = 0u; k0 < {depth}; k0 += {DEPTH}u) {{\nworkgroupBarrier();\n"
-        f"for (var j = l / {edge}u; j < {DEPTH}u; j += {INVOCATIONS // edge}u) {{\nlet k = k0 + j; var v = 0.0;\n"
-        f"if (k < {depth} && col < {w.columns}) {{ {right} }}\nrt_[j * {edge}u + lc] = v;\n}}\n"
-        f"for (var j = ty; j < {edge}u; j += 16u) {{\nlet k = k0 + tx; let m = tm * {edge}u + j; var v = 0.0;\n"
-        f"if (k < {depth} && m < {w.rows}) {{ {left} }}\nlt_[tx * {pad}u + j] = v;\n}}\nworkgroupBarrier();\n"
-        f"for (var k = 0u; k < {DEPTH}u; k++) {{\n"
-        f"let a = k * {pad}u + ty * {block}u; let b = k * {edge}u + tx * {block}u;\n"
-        f"let bv = vec{block}<f32>({values(f'rt_[b + {j}u]' for j in range(block))});\n"
-        + "".join(f"acc[{i}] += lt_[a + {i}u] * bv;\n" for i in range(block))
-        + f"}}\n}}\n{loops[1]}"
-        f"let row = tm * {edge}u + ty * {block}u; let column = tn * {edge}u + tx * {block}u;\n{store}\n}}"
+        f"let grp = tile / ({w.tiles_n} * {w.tiles_m}); let ty = l / 16u; let tx = l % 16u;\n"
+        # Neighbouring invocations read neighbouring terms of the left operand and neighbouring columns of the right.
+        f"let lq = l % {quads}u; let lm = l / {quads}u; let m = tm * {edge}u + lm;\n"
+        f"let rq = l / {edge}u; let col = tn * {edge}u + l % {edge}u;\n{head}\n"
+        + "".join(f"var c{i}{j} = 0.0;" for i in cells for j in cells)
+        + f"\n{loops[0]}for (var k0 = 0u; k0 < {depth}; k0 += {DEPTH}u) {{\nworkgroupBarrier();\n"
+        f"if (l < {quads * edge}u) {{\nvar quad = vec4<f32>();\n{load('rq', f'col < {w.columns}', right)}"
+        f"rt_[l] = quad;\n{load('lq', f'm < {w.rows}', left)}lt_[lq * {edge}u + lm] = quad;\n}}\nworkgroupBarrier();\n"
+        f"for (var q = 0u; q < {quads}u; q++) {{\nlet a = q * {edge}u + ty * {block}u; let b = q * {edge}u + tx * 2u;\n"
+        + "".join(f"let b{j} = rt_[b + {_column(j)}u];\n" for j in cells)
+        + "".join(f"let a{i} = lt_[a + {i}u];\n" for i in cells)
+        + "".join(f"c{i}{j} += dot(a{i}, b{j});\n" for i in cells for j in cells)
+        + f"}}\n}}\n{loops[1]}let row = tm * {edge}u + ty * {block}u; let column = tn * {edge}u + tx * 2u;\n"
+        + "".join(f"if (row + {i}u < {w.rows}) {{\n{store[i]}\n}}\n" for i in cells)
+        + "}"
     )
+
+
+def _column(j: int) -> int:
+    """Where result ``j`` of an invocation lies: pairs, so that 16-bit results fill words, 16 pairs apart."""
+    return 32 * (j // 2) + j % 2
 
 
 def _tile_words(w: Words, rows: int, columns: int, tiles: tuple[int, int, int, int]) -> None:
@@ -244,23 +258,23 @@ def _tiled_taps(
     graph.launch("conv_tiled", operands, all_words, source, grid(tiles[3], 1), static)
 
 
-def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool) -> str:
+def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool) -> list[str]:
     """Stores a register block into a contiguous (batch, channel, position) tensor; pairs share words if ``packed``."""
-    step = 2 if packed else 1
-    lines = [
-        f"for (var i = 0u; i < {block}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}",
-        f"let oc = grp * {w.rows} + row + i;",
-    ]
-    lines.append(f"let add = {f'ld_bias(oc * {w.bs})' if biased else '0.0'};\nlet y = acc[i];")
-    for j in range(0, block, step):
-        at = f"((column + {j}u) / {w.plane} * {w.co} + oc) * {w.plane} + (column + {j}u) % {w.plane}"
-        if packed:
-            low, high = (wgsl.bits_of(out.dtype, f"y[{j + e}] + add") for e in range(2))
-            action = f"st_o(({at}) / 2u, {low} | ({high} << 16u));"
-        else:
-            action = f"st_o({at}, y[{j}] + add);"
-        lines.append(f"if (column + {j}u < {w.columns}) {{ {action} }}")
-    return "\n".join([*lines, "}"])
+    rows = []
+    for i in range(block):
+        add = f"ld_bias(oc * {w.bs})" if biased else "0.0"
+        lines = [f"let oc = grp * {w.rows} + row + {i}u; let add = {add};"]
+        for j in range(0, block, 2 if packed else 1):
+            col = f"(column + {_column(j)}u)"
+            at = f"({col} / {w.plane} * {w.co} + oc) * {w.plane} + {col} % {w.plane}"
+            if packed:
+                low, high = (wgsl.bits_of(out.dtype, f"(c{i}{j + e} + add)") for e in range(2))
+                action = f"st_o(({at}) / 2u, {low} | ({high} << 16u));"
+            else:
+                action = f"st_o({at}, c{i}{j} + add);"
+            lines.append(f"if ({col} < {w.columns}) {{ {action} }}")
+        rows.append("\n".join(lines))
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ sum over positions
@@ -292,11 +306,14 @@ def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: W
         split = _unpack_output(w, "k", "s")
         left = f"{split}\nv = ld_a(ab + m * {w.ac} + s * {w.an} + o_d * {w.ad} + o_h * {w.ah} + o_w * {w.aw});"
         right = f"{split}\n{_position(w, f'bb + s * {w.bn}', 'b')}if (inside) {{ v = ld_b(xp); }}"
-        store = (
-            f"for (var i = 0u; i < {tiles[0]}u; i++) {{\nif (row + i >= {w.rows}) {{ break; }}\n"
-            f"for (var j = 0u; j < {tiles[0]}u; j++) {{\nif (column + j < {w.columns}) {{\n"
-            f"st_o((grp * {w.rows} + row + i) * {w.columns} + column + j, acc[i][j]);\n}}\n}}\n}}"
-        )
+        at = f"(grp * {w.rows} + row + {{}}u) * {w.columns} + column + {{}}u"
+        store = [
+            "\n".join(
+                f"if (column + {_column(j)}u < {w.columns}) {{ st_o({at.format(i, _column(j))}, c{i}{j}); }}"
+                for j in range(tiles[0])
+            )
+            for i in range(tiles[0])
+        ]
         return _INSIDE[False] + _tiled(w, tiles[0], head, ("", ""), w.terms, left, right, store)
 
     args = [("o", out, "w"), ("a", a, "r"), ("b", b, "r")]
