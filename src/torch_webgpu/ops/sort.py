@@ -1,8 +1,9 @@
 """Sorting, selection and binary search along one dimension.
 
-Sorting compares unsigned keys whose order is PyTorch's order of the values (NaN after everything), then positions, so
-every sort is stable. Rows up to one block are sorted by a bitonic network in shared memory; longer ones by blocks that
-are then merged, each element finding its place in the other run by binary search.
+Sorting compares unsigned keys whose order is PyTorch's order of the values (NaN after everything), and is stable: a
+workgroup sorts a block in shared memory by merging runs of 1, 2, 4, … elements, later dispatches merge the blocks. In a
+merge every element finds its place by binary search in the other run. topk keeps the first elements of every chunk and
+goes on with those.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ class _Sorting:
         def wgsl_of(w: Words) -> str:
             load, store = self._block_io(rows, w, source, sink)
             key = _key_type(self.x.dtype)
-            body = (_narrow_block if per else _sort_block)(w, group, key, load, store)
+            body = (_narrow_block if per else _sort_block)(w, size, group, key, load, store)
             return _block_head(w, size, group, key, self.x.dtype) + rows.code(w, "row") + "\n" + body
 
         static = (size, per > 0, source is None, sink is None, rows.rank, self.values is None)
@@ -306,7 +307,8 @@ let other = select(start, middle, left);
 var low = other; var high = select(middle, min(start + 2u * run, {w.n}), left);
 while (low < high) {{
   let m = (low + high) / 2u;
-  if (less({_load_key("ks", f"row * {w.n} + m", key)}, select(0u, 1u, left), key, 1u)) {{ low = m + 1u; }} else {{ high = m; }}
+  let there = {_load_key("ks", f"row * {w.n} + m", key)};
+  if (less(there, select(0u, 1u, left), key, 1u)) {{ low = m + 1u; }} else {{ high = m; }}
 }}
 let before = low - other;
 {put}
@@ -344,7 +346,29 @@ def _network(size: str, group: int) -> str:
 """
 
 
-def _sort_block(w: Words, group: int, key: str, load: str, store: str) -> str:
+def _merges(size: int, group: int, network: str) -> str:
+    """Sorts the first ``network`` shared pairs stably: runs of 1, 2, 4, … merge, each element finding its place."""
+    find, put = "", ""
+    for t in range(size // group):
+        find += f"""let e{t} = l + {t * group}u; let k{t} = K[e{t}]; let j{t} = J[e{t}]; var to{t} = e{t};
+if (e{t} < {network}) {{
+  let left = (e{t} & run) == 0u; let other = (e{t} ^ run) & ~(run - 1u); var low = other; var high = other + run;
+  while (low < high) {{
+    let m = (low + high) / 2u;
+    if (less(K[m], select(0u, 1u, left), k{t}, 1u)) {{ low = m + 1u; }} else {{ high = m; }}
+  }}
+  to{t} = min(other, e{t} & ~(run - 1u)) + (e{t} & (run - 1u)) + low - other;
+}}
+"""
+        put += f"K[to{t}] = k{t}; J[to{t}] = j{t};\n"
+    return f"""for (var run = 1u; run < {network}; run = run << 1u) {{
+{find}workgroupBarrier();
+{put}workgroupBarrier();
+}}
+"""
+
+
+def _sort_block(w: Words, size: int, group: int, key: str, load: str, store: str) -> str:
     """A workgroup sorts its block; the pairs that fill up the network come after all others."""
     return f"""for (var e = l; e < {w.network}; e += {group}u) {{
   let at = first + e;
@@ -353,12 +377,12 @@ def _sort_block(w: Words, group: int, key: str, load: str, store: str) -> str:
   K[e] = key; J[e] = place;
 }}
 workgroupBarrier();
-{_network(w.network, group)}
+{_merges(size, group, w.network)}
 for (var e = l; e < {w.keep}; e += {group}u) {{ {store} }}
 }}"""
 
 
-def _narrow_block(w: Words, group: int, key: str, load: str, store: str) -> str:
+def _narrow_block(w: Words, _size: int, group: int, key: str, load: str, store: str) -> str:
     """A workgroup finds the first ``keep`` of a chunk, ``per`` elements an invocation, without sorting the chunk.
 
     The ``keep``-th of the invocations' own firsts bounds the result: at least ``keep`` elements do not exceed it, and
