@@ -269,6 +269,15 @@ def test_resample(name: str) -> None:
     compare(RESAMPLES[name], rand(2, 3, 13, 11), scale=3)
 
 
+@pytest.mark.parametrize("to", [{"size": (7, 17)}, {"size": (26, 1)}, {"scale_factor": (1.7, 0.6)}])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "bilinear", "bicubic"])
+def test_resample_backward(mode: str, to: dict[str, Any]) -> None:
+    for aligned in (None, True) if mode.startswith("bi") else (None,):
+        compare(gradients(partial(F.interpolate, mode=mode, align_corners=aligned, **to)), rand(2, 3, 13, 11), scale=10)
+    if mode == "bilinear":
+        compare(gradients(lambda x: F.interpolate(x, scale_factor=3, mode="linear")), rand(2, 3, 11), scale=10)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_resample_half(mode: str, dtype: torch.dtype) -> None:

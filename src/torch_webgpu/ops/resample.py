@@ -142,6 +142,8 @@ def _antialiased_taps(w: Words, d: str, filter_: str) -> str:
 def _weight(d: str, filter_: str) -> str:
     distance = f"(f32(j_{d} + f_{d}) - q_{d} + 0.5) / z_{d}"
     value = {
+        "nearest": "1.0",
+        "nearest_exact": "1.0",
         "linear": f"select(r_{d}, 1.0 - r_{d}, j_{d} == 0)",
         "cubic": f"cubic_(f32(j_{d} - 1) - r_{d}, -0.75)",
         "linear_aa": f"max(1.0 - abs({distance}), 0.0)",
@@ -177,3 +179,101 @@ for _name, _rank, _filter in (
     ("_upsample_bicubic2d_aa", 2, "cubic_aa"),
 ):
     _register_filtered(_name, _rank, _filter)
+
+
+# ---------------------------------------------------------------------------------------------------- backward
+
+
+def _resample_back(
+    graph: Graph, grad: Tensor, size: Any, shape: Any, scales: tuple[Any, ...], aligned: bool, filter_: str
+) -> Tensor:
+    """Gradient of the input of shape ``shape``: each element gathers from the outputs whose filters reach it."""
+    rank = len(size)
+    if grad.sizes != (*shape[:2], *size) or len(shape) != rank + 2:
+        raise RuntimeError(
+            f"{graph.op}: Expected grad_output to have shape {[*shape[:2], *size]}, but got {list(grad.sizes)}"
+        )
+    source, inner, outer = five(grad, rank), triple(shape[2:], 1, rank), triple(size, 1, rank)
+    steps = [1.0] * (3 - rank)
+    steps += [_scale(n, m, aligned, s) for n, m, s in zip(shape[2:], size, scales, strict=True)]
+
+    def words(w: Words) -> None:
+        for axis, stride in zip("ncdhw", source.strides, strict=True):
+            w.u32(f"x{axis}", stride)
+        w.u32("channels", source.sizes[1])
+        w.u32("aligned", int(aligned))
+        for i, d in enumerate("dhw"):
+            w.u32(f"i{d}", inner[i])
+            w.u32(f"o{d}", outer[i])
+            w.f32(f"s{d}", steps[i])
+
+    def functions(w: Words) -> str:
+        axes = "dhw"[3 - rank :]
+        lines = [
+            _COORDINATES + _CUBIC + _REACHED + "fn value_(i: u32) -> f32 {",
+            unpack("i", ["b", "c", "i_d", "i_h", "i_w"], [w.channels, w.id, w.ih, w.iw]),
+            f"let at = b * {w.xn} + c * {w.xc}; var sum = 0.0; let aligned = {w.aligned} != 0u;",
+        ]
+        lines += [_reaching(w, d, filter_) for d in axes]
+        at = " + ".join(f"o_{d} * {w.expr(f'x{d}')}" for d in axes)
+        weight = " * ".join(f"sum_{d}" for d in axes)
+        return "\n".join([*lines, f"sum += {weight} * ld_x(at + {at});", "}\n" * rank, "return sum;\n}"])
+
+    out = graph.new(shape, grad.dtype)
+    return gather(graph, f"resample_back_{filter_}", out, [("x", source)], words, functions, rank)
+
+
+# Range of outputs whose filters of radius r may touch input i of n, wider than need be; borders take all beyond.
+_REACHED = (
+    "fn reached_(i: u32, r: f32, s: f32, n: u32, m: u32, aligned: bool) -> vec2<u32> {\n"
+    "if (s <= 0.0) { return vec2<u32>(0u, m); }\nlet shift = select(0.5, 0.0, aligned);\n"
+    "let low = floor((f32(i) - r + shift) / s - shift) - 1.0; let high = ceil((f32(i) + r + shift) / s - shift) + 2.0;\n"
+    "return vec2<u32>(select(u32(clamp(low, 0.0, f32(m))), 0u, i == 0u),\n"
+    "select(u32(clamp(high, 0.0, f32(m))), m, i + 1u == n));\n}\n"
+)
+
+
+def _reaching(w: Words, d: str, filter_: str) -> str:
+    """Opens a loop over outputs along one dimension; ``sum_`` is the weight with which they read the input element."""
+    taps = _linear_taps if filter_ == "linear" else _cubic_taps if filter_ == "cubic" else _nearest_taps
+    n = w.expr(f"i{d}")
+    reach = "2.0" if filter_ == "cubic" else "1.0"
+    return (
+        f"let g_{d} = reached_(i_{d}, {reach}, {w.expr(f's{d}', 'f')}, {n}, {w.expr(f'o{d}')}, aligned);\n"
+        f"for (var o_{d} = g_{d}.x; o_{d} < g_{d}.y; o_{d}++) {{\n{taps(w, d, filter_)}\nvar sum_{d} = 0.0;\n"
+        f"for (var j_{d} = 0; j_{d} < n_{d}; j_{d}++) {{\n{_weight(d, filter_)}\n"
+        f"if (u32(clamp(f_{d} + j_{d}, 0, bitcast<i32>({n}) - 1)) == i_{d}) {{ sum_{d} += wt_{d}; }}\n}}\n"
+        f"if (sum_{d} == 0.0) {{ continue; }}"
+    )
+
+
+def _nearest_taps(w: Words, d: str, filter_: str) -> str:
+    shift = " + 0.5" if filter_ == "nearest_exact" else ""
+    return f"let f_{d} = i32(floor((f32(o_{d}){shift}) * {w.expr(f's{d}', 'f')})); let n_{d} = 1;"
+
+
+def _register_nearest_back(rank: int) -> None:
+    @lower(f"upsample_nearest{rank}d_backward", out="grad_input")
+    def nearest(graph: Graph, grad: Tensor, size: Any, shape: Any, *scales: Any) -> Tensor:
+        return _resample_back(graph, grad, size, shape, scales, False, "nearest")
+
+    @lower(f"_upsample_nearest_exact{rank}d_backward", out="grad_input")
+    def exact(graph: Graph, grad: Tensor, size: Any, shape: Any, *scales: Any) -> Tensor:
+        return _resample_back(graph, grad, size, shape, scales, False, "nearest_exact")
+
+
+def _register_filtered_back(name: str, filter_: str) -> None:
+    @lower(f"{name}_backward", out="grad_input")
+    def lowering(graph: Graph, grad: Tensor, size: Any, shape: Any, aligned: bool, *scales: Any) -> Tensor:
+        return _resample_back(graph, grad, size, shape, scales, aligned, filter_)
+
+
+for _rank in (1, 2, 3):
+    _register_nearest_back(_rank)
+for _name, _filter in (
+    ("upsample_linear1d", "linear"),
+    ("upsample_bilinear2d", "linear"),
+    ("upsample_trilinear3d", "linear"),
+    ("upsample_bicubic2d", "cubic"),
+):
+    _register_filtered_back(_name, _filter)
