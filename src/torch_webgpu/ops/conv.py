@@ -16,12 +16,9 @@ from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from .creation import fill
 from .gather import five, gather, triple, unpack
-from .pointwise import MAIN
+from .tiles import DEPTH, offset, tile_grid, tile_words, tiled
 
-DEPTH = 16  # terms of the sum that a tile holds at once
-INVOCATIONS = 256
 SMALLEST_TILED = 8  # output channels a group, and terms, from which tiles pay
-FEW_TILES = 96  # fewer large tiles than this leave a GPU idle: use small ones
 
 _INSIDE = {
     # Index of the input position under a tap; 0xffffffff (u32 wrap-around included) where there is none.
@@ -85,79 +82,6 @@ def _taps_loops(w: Words) -> str:
 def _unpack_output(w: Words, index: str, *lead: str) -> str:
     sizes = ["co"] * (len(lead) - 1) + ["od", "oh", "ow"]
     return unpack(index, [*lead, "o_d", "o_h", "o_w"], [w.expr(s) for s in sizes])
-
-
-# ---------------------------------------------------------------------------------------------------- tiles
-
-
-def _tile_grid(rows: int, columns: int, groups: int) -> tuple[int, int, int, int]:
-    """(register block edge, row tiles, column tiles, all tiles) of a grouped matrix product."""
-    for block in (4, 2):
-        edge = 16 * block
-        tiles = -(-rows // edge), -(-columns // edge)
-        if tiles[0] * tiles[1] * groups >= FEW_TILES or block == 2:
-            break
-    return block, tiles[0], tiles[1], tiles[0] * tiles[1] * groups
-
-
-def _tiled(
-    w: Words, block: int, head: str, loops: tuple[str, str], depth: str, left: str, right: str, store: list[str]
-) -> str:
-    """A grouped matrix product with operands staged in workgroup memory, four terms of the sum a vector.
-
-    Args:
-        block: each invocation holds ``block`` × ``block`` results; a tile has 16 times as many rows and columns.
-        head: statements before the loops; they see ``grp``, ``tm``, ``tn`` (tile numbers) and ``col`` (loaded column).
-        loops: what opens and closes loops around the one over ``depth``.
-        left: statements that set ``v`` to the left operand at row ``m``, term ``k``; both are in range.
-        right: as ``left`` for term ``k`` and column ``col``.
-        store: for each row of the block, statements that use result ``c<i><j>`` at row ``row + i`` and column
-            ``column + _column(j)``.
-    """
-    edge, quads, cells = 16 * block, DEPTH // 4, range(block)
-
-    def load(quad: str, inside: str, statements: str) -> str:
-        return "".join(
-            f"{{ let k = k0 + {quad} * 4u + {e}u; var v = 0.0;\n"
-            f"if (k < {depth} && {inside}) {{ {statements} }}\nquad.{'xyzw'[e]} = v; }}\n"
-            for e in range(4)
-        )
-
-    return (
-        f"var<workgroup> lt_: array<vec4<f32>, {quads * edge}>;\n"
-        f"var<workgroup> rt_: array<vec4<f32>, {quads * edge}>;\n"
-        + MAIN.format(wg=INVOCATIONS)
-        + f"let tile = g.y * n.x + g.x;\nif (tile >= {w.tiles}) {{ return; }}\n"
-        f"let tn = tile % {w.tiles_n}; let tm = (tile / {w.tiles_n}) % {w.tiles_m};\n"
-        f"let grp = tile / ({w.tiles_n} * {w.tiles_m}); let ty = l / 16u; let tx = l % 16u;\n"
-        # Neighbouring invocations read neighbouring terms of the left operand and neighbouring columns of the right.
-        f"let lq = l % {quads}u; let lm = l / {quads}u; let m = tm * {edge}u + lm;\n"
-        f"let rq = l / {edge}u; let col = tn * {edge}u + l % {edge}u;\n{head}\n"
-        + "".join(f"var c{i}{j} = 0.0;" for i in cells for j in cells)
-        + f"\n{loops[0]}for (var k0 = 0u; k0 < {depth}; k0 += {DEPTH}u) {{\nworkgroupBarrier();\n"
-        f"if (l < {quads * edge}u) {{\nvar quad = vec4<f32>();\n{load('rq', f'col < {w.columns}', right)}"
-        f"rt_[l] = quad;\n{load('lq', f'm < {w.rows}', left)}lt_[lq * {edge}u + lm] = quad;\n}}\nworkgroupBarrier();\n"
-        f"for (var q = 0u; q < {quads}u; q++) {{\nlet a = q * {edge}u + ty * {block}u; let b = q * {edge}u + tx * 2u;\n"
-        + "".join(f"let b{j} = rt_[b + {_column(j)}u];\n" for j in cells)
-        + "".join(f"let a{i} = lt_[a + {i}u];\n" for i in cells)
-        + "".join(f"c{i}{j} += dot(a{i}, b{j});\n" for i in cells for j in cells)
-        + f"}}\n}}\n{loops[1]}let row = tm * {edge}u + ty * {block}u; let column = tn * {edge}u + tx * 2u;\n"
-        + "".join(f"if (row + {i}u < {w.rows}) {{\n{store[i]}\n}}\n" for i in cells)
-        + "}"
-    )
-
-
-def _column(j: int) -> int:
-    """Where result ``j`` of an invocation lies: pairs, so that 16-bit results fill words, 16 pairs apart."""
-    return 32 * (j // 2) + j % 2
-
-
-def _tile_words(w: Words, rows: int, columns: int, tiles: tuple[int, int, int, int]) -> None:
-    w.u32("rows", rows)
-    w.u32("columns", columns)
-    w.u32("tiles_m", tiles[1])
-    w.u32("tiles_n", tiles[2])
-    w.u32("tiles", tiles[3])
 
 
 # ---------------------------------------------------------------------------------------------------- sum over taps
@@ -228,13 +152,13 @@ def _tiled_taps(
     rows, groups, channels = shape
     plane = product(out.sizes[2:])
     columns = out.sizes[0] * plane
-    tiles = _tile_grid(rows, columns, groups)
+    tiles = tile_grid(rows, columns, groups)
     by_tap = channels >= DEPTH  # few channels would leave tiles mostly empty: then channels and taps form one axis
     packed = out.dtype.packed and plane % 2 == 0
 
     def all_words(w: Words) -> None:
         words(w)
-        _tile_words(w, rows, columns, tiles)
+        tile_words(w, rows, columns, tiles)
 
     def source(w: Words) -> str:
         head = _unpack_output(w, "col", "b") + f"\nlet xb = b * {w.xn} + grp * {w.channels} * {w.xc};\n"
@@ -251,7 +175,7 @@ def _tiled_taps(
             left = f"{split}\nv = ld_wt(grp * {w.wg} + m * {w.wm} + c * {w.wc} + {tap});"
             depth = f"({w.channels} * {w.taps})"
         store = _store_planes(w, tiles[0], out, packed, biased)
-        return _INSIDE[window.transposed] + _tiled(w, tiles[0], head, loops, depth, left, right, store)
+        return _INSIDE[window.transposed] + tiled(w, tiles[0], head, loops, depth, left, right, store)
 
     operands = [("o", out, "p" if packed else "w"), *((name, t, "r") for name, t in args)]
     static = (tiles[0], by_tap, packed, window.transposed, biased)
@@ -265,7 +189,7 @@ def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool)
         add = f"ld_bias(oc * {w.bs})" if biased else "0.0"
         lines = [f"let oc = grp * {w.rows} + row + {i}u; let add = {add};"]
         for j in range(0, block, 2 if packed else 1):
-            col = f"(column + {_column(j)}u)"
+            col = f"(column + {offset(j)}u)"
             at = f"({col} / {w.plane} * {w.co} + oc) * {w.plane} + {col} % {w.plane}"
             if packed:
                 low, high = (wgsl.bits_of(out.dtype, f"(c{i}{j + e} + add)") for e in range(2))
@@ -289,7 +213,7 @@ def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: W
         return
     rows, columns = a.sizes[1] // groups, product(out.sizes[1:])
     terms = a.sizes[0] * product(a.sizes[2:])
-    tiles = _tile_grid(rows, columns, groups)
+    tiles = tile_grid(rows, columns, groups)
 
     def words(w: Words) -> None:
         _window_words(w, window, b, a.sizes[2:], out.sizes[2:])
@@ -297,7 +221,7 @@ def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: W
         _stride_words(w, "b", b)
         w.u32("channels", out.sizes[1])
         w.u32("terms", terms)
-        _tile_words(w, rows, columns, tiles)
+        tile_words(w, rows, columns, tiles)
 
     def source(w: Words) -> str:
         head = unpack("col", ["c", "k_d", "k_h", "k_w"], [w.kd, w.kh, w.kw]) + (
@@ -309,12 +233,12 @@ def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: W
         at = f"(grp * {w.rows} + row + {{}}u) * {w.columns} + column + {{}}u"
         store = [
             "\n".join(
-                f"if (column + {_column(j)}u < {w.columns}) {{ st_o({at.format(i, _column(j))}, c{i}{j}); }}"
+                f"if (column + {offset(j)}u < {w.columns}) {{ st_o({at.format(i, offset(j))}, c{i}{j}); }}"
                 for j in range(tiles[0])
             )
             for i in range(tiles[0])
         ]
-        return _INSIDE[False] + _tiled(w, tiles[0], head, ("", ""), w.terms, left, right, store)
+        return _INSIDE[False] + tiled(w, tiles[0], head, ("", ""), w.terms, left, right, store)
 
     args = [("o", out, "w"), ("a", a, "r"), ("b", b, "r")]
     graph.launch("conv_weight", args, words, source, grid(tiles[3], 1), tiles[0])

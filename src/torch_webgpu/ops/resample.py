@@ -227,14 +227,15 @@ def _resample_back(
 _REACHED = (
     "fn reached_(i: u32, r: f32, s: f32, n: u32, m: u32, aligned: bool) -> vec2<u32> {\n"
     "if (s <= 0.0) { return vec2<u32>(0u, m); }\nlet shift = select(0.5, 0.0, aligned);\n"
-    "let low = floor((f32(i) - r + shift) / s - shift) - 1.0; let high = ceil((f32(i) + r + shift) / s - shift) + 2.0;\n"
+    "let low = floor((f32(i) - r + shift) / s - shift) - 1.0;\n"
+    "let high = ceil((f32(i) + r + shift) / s - shift) + 2.0;\n"
     "return vec2<u32>(select(u32(clamp(low, 0.0, f32(m))), 0u, i == 0u),\n"
     "select(u32(clamp(high, 0.0, f32(m))), m, i + 1u == n));\n}\n"
 )
 
 
 def _reaching(w: Words, d: str, filter_: str) -> str:
-    """Opens a loop over outputs along one dimension; ``sum_`` is the weight with which they read the input element."""
+    """Opens a loop over outputs along one dimension; ``sum_`` is the weight by which they read the input element."""
     taps = _linear_taps if filter_ == "linear" else _cubic_taps if filter_ == "cubic" else _nearest_taps
     n = w.expr(f"i{d}")
     reach = "2.0" if filter_ == "cubic" else "1.0"
