@@ -57,6 +57,8 @@ const at::Generator& default_generator() {
 }
 
 RandomState take_random(const at::Generator& generator, uint64_t blocks) {
+  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1,
+              "Expected a 'webgpu' device type for generator but found '", generator.device().type(), "'");
   auto* impl = static_cast<GeneratorImpl*>(generator.unsafeGetGeneratorImpl());
   std::lock_guard<std::mutex> lock(impl->mutex_);
   RandomState state{impl->seed_, impl->offset_};

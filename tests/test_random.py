@@ -77,6 +77,15 @@ def test_normal(dtype: torch.dtype) -> None:
         empty().normal_(0, -1)
 
 
+def test_normal_of_tensors() -> None:
+    mean, std = torch.full((N, 1), 3.0, device=DEVICE), torch.tensor([0.0, 2.0], device=DEVICE)
+    for x in (torch.normal(mean, std), torch.normal(mean.expand(N, 2), std.expand(N, 2))):
+        assert (x[:, 0] == 3).all()
+        moments(x[:, 1], 3, 4)
+    moments(torch.normal(mean, 2.0), 3, 4)
+    moments(torch.normal(1.0, std[1:].expand(N)), 1, 4)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_exponential(dtype: torch.dtype) -> None:
     x = empty(dtype).exponential_(2).cpu()

@@ -33,7 +33,7 @@ def fallbacks() -> dict[str, int]:
     """Ops that ran on the CPU for want of a kernel, and how often, since the start of the process."""
     from . import _C
 
-    return dict(_C.fallbacks())
+    return _C.fallbacks() | registry.python_fallbacks()
 
 
 def _autoload() -> None:

@@ -6,12 +6,15 @@ is decomposed by PyTorch's table, else runs on the CPU (or raises, under ``TORCH
 
 from __future__ import annotations
 
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from . import _C, wgsl
 from .config import config
@@ -42,6 +45,7 @@ _entries: dict[str, Entry] = {}
 _cpu_by_choice: dict[str, str] = {}
 _decomposed: list[torch.library.Library] = []
 _warned: set[str] = set()
+_fallen_back: Counter[str] = Counter()
 
 
 def _add(key: str, entry: Entry) -> None:
@@ -182,23 +186,83 @@ def _without_lowering(name: str, overload: str, key: str) -> Any:
         decomposition = _decomposition_of(op)
         if decomposition is not None:
             library = torch.library.Library("aten", "IMPL")
-            library.impl(key, decomposition, "PrivateUse1")
+            library.impl(key, _unless_circular(key, op, decomposition), "PrivateUse1")
             _decomposed.append(library)  # the registration lives as long as this object
             return "redispatch"
+    _announce_fallback(f"{name}.{overload or 'default'}")
+    return None
+
+
+def _announce_fallback(name: str) -> None:
     if config.fallback == "error":
         raise FallbackError(
-            f"{name}.{overload or 'default'} has no WebGPU kernel and TORCH_WEBGPU_FALLBACK=error forbids running it on the CPU. "
+            f"{name} has no WebGPU kernel and TORCH_WEBGPU_FALLBACK=error forbids running it on the CPU. "
             "Unset the variable to allow it, or move the tensors to the CPU around this op."
         )
-    if key in _warned:  # the native core asks once a signature
-        return None
-    _warned.add(key)
+    if name in _warned:  # the native core asks once a signature
+        return
+    _warned.add(name)
     warnings.warn(
-        f"{name}.{overload or 'default'} has no WebGPU kernel yet and runs on the CPU (slow: it waits for the device and copies). "
+        f"{name} has no WebGPU kernel yet and runs on the CPU (slow: it waits for the device and copies). "
         "This is said once; torch_webgpu.fallbacks() counts.",
-        stacklevel=2,
+        stacklevel=3,
     )
-    return None
+
+
+class _CircularError(Exception):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the decomposition of {key} calls {key}")
+        self.key = key
+
+
+def _unless_circular(key: str, op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The decomposition, or the CPU where it ends in the very op (PyTorch's references of its primitives do)."""
+    active = threading.local()
+    circular = False
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        nonlocal circular
+        if getattr(active, "depth", 0):
+            raise _CircularError(key)
+        if not circular:
+            active.depth = 1
+            try:
+                return decomposition(*args, **kwargs)
+            except _CircularError as e:
+                if e.key != key:
+                    raise
+                circular = True
+            finally:
+                active.depth = 0
+        return _on_cpu(op, args, kwargs)
+
+    return run
+
+
+def _on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs the op on CPU copies; what the native core does for ops that have no decomposition."""
+    _announce_fallback(f"{op.name()}.default" if op._overloadname == "default" else op.name())
+    _fallen_back[op.name()] += 1
+    to = lambda device: lambda x: x.to(device) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    moved_args, moved_kwargs = tree_map(to("cpu"), (args, kwargs))
+    result = op(*moved_args, **moved_kwargs)
+    written = []
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        target = args[i] if i < len(args) else kwargs[argument.name]
+        value = moved_args[i] if i < len(args) else moved_kwargs[argument.name]
+        if target.shape != value.shape:
+            target.resize_(value.shape)
+        written.append(target.copy_(value))
+    if written:
+        return written[0] if len(written) == 1 else tuple(written)
+    return tree_map(to("webgpu"), result)
+
+
+def python_fallbacks() -> dict[str, int]:
+    """The fallbacks that the native core did not count."""
+    return dict(_fallen_back)
 
 
 def _decomposition_of(op: Any) -> Callable[..., Any] | None:

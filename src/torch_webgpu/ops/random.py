@@ -12,10 +12,21 @@ from dataclasses import dataclass, field
 
 from .. import wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
-from ..registry import lower
+from ..registry import fallback, lower
 from ..wgsl import BF16, BOOL, F16, F32, I32, I64, DType, cast
 from .creation import fill
-from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, compute, contiguous, copy_into, index_code, index_words
+from .pointwise import (
+    LINEAR,
+    MAIN,
+    WORKGROUP,
+    broadcast_shapes,
+    collapse,
+    compute,
+    contiguous,
+    copy_into,
+    index_code,
+    index_words,
+)
 from .scan import scan
 from .sort import sort_into
 
@@ -178,16 +189,16 @@ def _draw_source(w: Words, how: Draw, tensors: dict[str, Tensor], ranks: dict[st
 # ---------------------------------------------------------------------------------------------------- continuous
 
 
-def _needs_float(x: Tensor, op: str) -> None:
-    if not x.dtype.is_float:
+def _needs_float(d: DType, op: str) -> None:
+    if not d.is_float:
         names = {"b": "Bool", "l": "Long", "i": "Int"}
-        raise RuntimeError(f"\"{op}\" not implemented for '{names[x.dtype.cls]}'")
+        raise RuntimeError(f"\"{op}\" not implemented for '{names[d.cls]}'")
 
 
 @lower("uniform_")
 def _uniform(graph: Graph, x: Tensor, low: Number = 0.0, high: Number = 1.0, _generator: None = None) -> Tensor:
     """Uniform in [low, high): as many random bits as the dtype has, and ``low`` where rounding reaches ``high``."""
-    _needs_float(x, "check_uniform_bounds")
+    _needs_float(x.dtype, "check_uniform_bounds")
     a, b = number_of(low), number_of(high)
     if not a <= b:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
@@ -211,21 +222,34 @@ def _check_std(std: Number, op: str) -> None:
 @lower("normal_")
 def _normal(graph: Graph, x: Tensor, mean: Number = 0.0, std: Number = 1.0, _generator: None = None) -> Tensor:
     _check_std(std, "normal")
-    _needs_float(x, "normal_kernel")
+    _needs_float(x.dtype, "normal_kernel")
     return draw(graph, _normal_draw("normal", "({mean} + {std} * z[{e}])", mean, std), x, 3)
+
+
+@lower("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", inplace=False)
+def _normal_of(graph: Graph, mean: Tensor | Number, std: Tensor | Number = 1.0, _generator: None = None) -> Tensor:
+    """Normal variates whose mean or standard deviation differs from element to element."""
+    if not isinstance(std, Tensor):
+        _check_std(std, "normal")
+    tensors = [x for x in (mean, std) if isinstance(x, Tensor)]
+    dtype = tensors[0].dtype
+    _needs_float(dtype, "normal_kernel")
+    z = graph.new(broadcast_shapes(*(t.sizes for t in tensors)), F32)
+    draw(graph, _normal_draw("normal", "({mean} + {std} * z[{e}])", 0.0, 1.0), z, 2)
+    return compute(graph, "({0} + {1} * {2})", [mean, std, z], ["f"] * 3, "f", dtype, "normal")
 
 
 @lower("log_normal_")
 def _log_normal(graph: Graph, x: Tensor, mean: Number = 1.0, std: Number = 2.0, _generator: None = None) -> Tensor:
     _check_std(std, "log_normal_")
-    _needs_float(x, "log_normal")
+    _needs_float(x.dtype, "log_normal")
     return draw(graph, _normal_draw("log_normal", "exp_({mean} + {std} * z[{e}])", mean, std), x, 3)
 
 
 @lower("cauchy_")
 def _cauchy(graph: Graph, x: Tensor, median: Number = 0.0, sigma: Number = 1.0, _generator: None = None) -> Tensor:
     """median + σ·tan(π(u − ½)), by the quantile function."""
-    _needs_float(x, "cauchy")
+    _needs_float(x.dtype, "cauchy")
     if not number_of(sigma) > 0:
         raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={number_of(sigma)}")
     angle = "(3.141592653589793 * (unit(r[{e}]) - 0.49999997))"
@@ -236,7 +260,7 @@ def _cauchy(graph: Graph, x: Tensor, median: Number = 0.0, sigma: Number = 1.0, 
 @lower("exponential_")
 def _exponential(graph: Graph, x: Tensor, rate: Number = 1.0, _generator: None = None) -> Tensor:
     """−ln(1 − u)/rate; at least the dtype's smallest number, so that dividing by it is safe."""
-    _needs_float(x, "exponential")
+    _needs_float(x.dtype, "exponential")
     if not number_of(rate) > 0:
         raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={number_of(rate)}")
     least = {F16: 6.103515625e-05}.get(x.dtype, 1.1754944e-38)
@@ -689,3 +713,13 @@ def _require_positive(graph: Graph, values: Tensor) -> None:
         )
 
     graph.launch("multinomial_enough", args, words, source, grid(values.numel, WORKGROUP))
+
+
+fallback(
+    "distributions drawn by rejection, for which the CPU's generator serves",
+    "poisson",
+    "binomial",
+    "_standard_gamma",
+    "_sample_dirichlet",
+    "rrelu_with_noise",
+)
