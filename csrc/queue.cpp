@@ -15,6 +15,7 @@ namespace webgpu {
 
 namespace {
 Handle encoder, pass;
+Handle current_pipeline;  // of the open pass
 uint32_t recorded;  // dispatches and copies since the last submit
 uint32_t submit_interval = 128;
 QueueStats stats;
@@ -139,9 +140,16 @@ void raise_device_error(const uint32_t* words) {
 }
 }  // namespace
 
-Handle open_pass() {
+Handle open_pass(Handle pipeline) {
   open_encoder();
-  if (!pass) pass = api.begin_compute_pass(encoder, nullptr);
+  if (!pass) {
+    pass = api.begin_compute_pass(encoder, nullptr);
+    current_pipeline = nullptr;
+  }
+  if (pipeline != current_pipeline) {
+    api.set_pipeline(pass, pipeline);
+    current_pipeline = pipeline;
+  }
   return pass;
 }
 

@@ -16,7 +16,8 @@ constexpr uint32_t uniform_slot = 256;  // minUniformBufferOffsetAlignment of th
 constexpr uint32_t error_words = 4;     // error id, offending value (low, high), size it broke
 
 // All of these take the device lock.
-Handle open_pass();
+// The open compute pass, opened if need be, with the pipeline set.
+Handle open_pass(Handle pipeline);
 void flush();
 // Flushes and waits until the GPU has done everything; raises collected errors and failed device-side checks.
 void synchronize();

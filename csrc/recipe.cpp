@@ -158,7 +158,7 @@ struct BindHash {
   size_t operator()(const BindKey& k) const { return hash_words(k.words, k.count); }
 };
 std::unordered_map<BindKey, Handle, BindHash> bind_groups;
-constexpr size_t most_bind_groups = 8192;
+constexpr size_t most_bind_groups = 32768;
 
 struct Window {
   const Block* block;
@@ -340,8 +340,7 @@ void launch(const Call& call, const Step& step, Stopwatch& watch) {
   uint32_t offset = push_uniform(words, step.words.size(), step.pipeline.uniform_slots);
   Handle group = bind_group(step.pipeline, windows);
   watch.lap(stats.bind_ns);
-  Handle pass = open_pass();
-  api.set_pipeline(pass, step.pipeline.pipeline);
+  Handle pass = open_pass(step.pipeline.pipeline);
   api.set_bind_group(pass, 0, group, 1, &offset);
   api.dispatch(pass, step.groups[0], step.groups[1], step.groups[2]);
   count_dispatch();

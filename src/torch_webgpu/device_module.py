@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -220,6 +222,48 @@ def _print_from_cpu() -> None:
     torch._tensor_str._tensor_str = format_tensor
 
 
+_moving = threading.local()
+
+
+def _keep_tied_parameters() -> None:
+    """Parameters that a module shares (tied embeddings) stay shared, and one copy, when it moves to or from the device.
+
+    PyTorch swaps the data inside a Parameter only between devices of its own list; for others ``Module._apply`` makes a new
+    Parameter at each place where the old one stood.
+    """
+    apply_here = torch.nn.Module._apply
+
+    def apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
+        if getattr(_moving, "active", False):
+            return apply_here(module, fn, recurse)
+        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+        for owner in module.modules():
+            for key, p in owner._parameters.items():
+                if p is not None:
+                    places.setdefault(id(p), []).append((owner, key))
+        shared = {k: v for k, v in places.items() if len(v) > 1}
+        done: dict[int, torch.Tensor] = {}
+
+        def once(t: torch.Tensor) -> torch.Tensor:
+            if id(t) not in shared:
+                return fn(t)
+            if id(t) not in done:
+                done[id(t)] = fn(t)
+            return done[id(t)]
+
+        _moving.active = True
+        try:
+            result = apply_here(module, once if shared else fn, recurse)
+        finally:
+            _moving.active = False
+        for (owner, key), *others in shared.values():
+            for other, name in others:
+                other._parameters[name] = owner._parameters[key]
+        return result
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+
+
 def register() -> None:
     """Names the device, and gives PyTorch this module as ``torch.webgpu``."""
     global default_generators
@@ -232,3 +276,4 @@ def register() -> None:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
     _print_from_cpu()
+    _keep_tied_parameters()
