@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ..errors import LimitError
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
+from ..runtime import device
 from ..wgsl import F32, DType
 from .pointwise import contiguous, emit
 from .reduction import normal_dims
@@ -29,6 +31,18 @@ def _fold(value: str, merge: str, into: str, first: str, count: str) -> str:
     )
 
 
+def row_chunks(count: int, rows: int, *tensors: Tensor) -> Iterator[tuple[list[Tensor], int]]:
+    """Contiguous tensors of ``rows`` rows in pieces that a storage binding covers: (pieces, rows in them)."""
+    limit = device().limits["maxStorageBufferBindingSize"]
+    widest = max(t.numel // rows * t.dtype.itemsize for t in tensors)
+    step = min(rows, max(1, (limit - 256) // max(widest, 1)))
+    if widest > limit - 256:
+        raise LimitError(f"a row of {count} elements exceeds the largest storage binding of {limit} bytes; split it")
+    for start in range(0, rows, step):
+        length = min(step, rows - start)
+        yield [t.reshape((rows, t.numel // rows)).narrow(0, start, length) for t in tensors], length
+
+
 def _softmax(graph: Graph, x: Tensor, dim: int, dtype: DType, log: bool) -> Tensor:
     out = graph.new(x.sizes, dtype)
     if x.numel == 0:
@@ -39,10 +53,17 @@ def _softmax(graph: Graph, x: Tensor, dim: int, dtype: DType, log: bool) -> Tens
     (axis,) = normal_dims(x.ndim, dim)
     x = contiguous(graph, x)
     inner = product(x.sizes[axis + 1 :])
+    count = x.sizes[axis]
+    groups = x.numel // count // inner  # whole blocks of count x inner elements
+    for (part, result), blocks in row_chunks(count, groups, x, out):
+        _softmax_launch(graph, part, result, blocks * inner, count, inner, log)
+    return out
 
+
+def _softmax_launch(graph: Graph, x: Tensor, out: Tensor, rows: int, count: int, inner: int, log: bool) -> None:
     def words(w: Words) -> None:
-        w.u32("rows", x.numel // x.sizes[axis])
-        w.u32("count", x.sizes[axis])
+        w.u32("rows", rows)
+        w.u32("count", count)
         w.u32("inner", inner)
 
     def source(w: Words) -> str:
@@ -57,8 +78,7 @@ def _softmax(graph: Graph, x: Tensor, dim: int, dtype: DType, log: bool) -> Tens
             + f"for (var i = l; i < {w.count}; i += {WORKGROUP}u) {{ st_o({at}, {result}); }}\n}}"
         )
 
-    graph.launch("softmax", [("x", x, "r"), ("o", out, "w")], words, source, grid(x.numel // x.sizes[axis], 1), log)
-    return out
+    graph.launch("softmax", [("x", x, "r"), ("o", out, "w")], words, source, grid(rows, 1), log)
 
 
 @lower("_softmax")

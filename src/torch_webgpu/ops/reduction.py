@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import wgsl
+from ..errors import LimitError
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid, product
 from ..registry import lower
+from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType
-from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, emit, index_code, index_words
+from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, copy_into, emit, index_code, index_words
 
 SMALL = 48  # reduced elements up to which one invocation does the whole row
 SPLIT_FROM = 32768  # reduced elements from which few rows are cut into segments
@@ -157,10 +159,34 @@ def reduce(
     """Reduces ``dims`` of ``x``; one result for each of ``dtypes`` (at most as many as ``reducer.finish`` has)."""
     shape = reduced_shape(x, dims, keepdim)
     outs = [graph.new(shape, d) for d in dtypes]
+    kept = reduced_shape(x, dims, True)
+    _reduce_into(graph, reducer, x, dims, [o.reshape(kept) for o in outs], scale, p)
+    return outs
+
+
+def _reduce_into(
+    graph: Graph, reducer: Reducer, x: Tensor, dims: tuple[int, ...], outs: Sequence[Tensor], scale: float, p: Any
+) -> None:
+    """Reduces into tensors of the kept shape; what exceeds the largest binding is cut in halves."""
+    limit = device().limits["maxStorageBufferBindingSize"]
+    if x.extent * x.dtype.itemsize + 256 > limit:
+        cut = max(range(x.ndim), key=lambda d: (x.sizes[d] - 1) * x.strides[d])
+        half = x.sizes[cut] // 2
+        parts = [(0, half), (half, x.sizes[cut] - half)]
+        if cut not in dims:
+            for start, length in parts:
+                pieces = [o.narrow(cut, start, length) for o in outs]
+                direct = [t if t.contiguous else graph.new(t.sizes, t.dtype) for t in pieces]
+                _reduce_into(graph, reducer, x.narrow(cut, start, length), dims, direct, scale, p)
+                for made, wanted in zip(direct, pieces, strict=True):
+                    if made is not wanted:
+                        copy_into(graph, made, wanted)
+            return
+        return _reduce_halves(graph, reducer, [x.narrow(cut, *part) for part in parts], dims, outs, scale, p)
     outer = [i for i in range(x.ndim) if i not in dims]
     count, rows = product([x.sizes[i] for i in dims]), product([x.sizes[i] for i in outer])
     if rows == 0:
-        return outs
+        return
     out_sizes, (out_strides,) = collapse([x.sizes[i] for i in outer], [[x.strides[i] for i in outer]])
     in_sizes, (in_strides,) = collapse([x.sizes[i] for i in dims], [[x.strides[i] for i in dims]])
     if count >= SPLIT_FROM and rows <= 256 and not reducer.struct:
@@ -168,7 +194,26 @@ def reduce(
             graph, reducer, x, (out_sizes, out_strides), (in_sizes, in_strides), rows, count
         )
     _launch(graph, reducer, x, outs, (out_sizes, out_strides), (in_sizes, in_strides), rows, count, scale, p)
-    return outs
+
+
+def _reduce_halves(
+    graph: Graph, reducer: Reducer, halves: Sequence[Tensor], dims: tuple[int, ...], outs: Sequence[Tensor], scale: float, p: Any
+) -> None:
+    """Reduces two parts of the reduced dimensions one after the other and merges them elementwise."""
+    if reducer.struct:
+        raise LimitError(
+            f"{graph.op}: the reduced dimension spans more than a storage binding may cover ({halves[0]} is half of it); "
+            "reduce in two steps over smaller slices"
+        )
+    dtype = {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls]
+    plain = replace(reducer, finish=(("a", reducer.cls),))
+    partial = [graph.new(outs[0].sizes, dtype) for _ in halves]
+    for half, result in zip(halves, partial, strict=True):
+        _reduce_into(graph, plain, half, dims, [result], 1.0, p)
+    merged = re.sub(r"\bb\b", "{1}", re.sub(r"\ba\b", "{0}", reducer.merge))
+    finish, cls = reducer.finish[0]
+    expr = re.sub(r"\ba\b", merged, finish.replace("{scale}", "{2}").replace("{p}", "{3}"))
+    emit(graph, expr, [*partial, scale, p], [reducer.cls, reducer.cls, "f", "f"], cls, outs[0], "merge_halves")
 
 
 def _segments(graph: Graph, reducer: Reducer, x: Tensor, outer: Any, inner: Any, rows: int, count: int) -> Any:

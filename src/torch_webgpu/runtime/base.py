@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-#: The limits a device gets when none are asked for (WebGPU specification, "Limits").
+#: The limits a device gets when none are asked for (WebGPU specification, "Limits"). The largest buffer is not among them:
+#: a tensor is one buffer, and its size is a matter of memory, not of what a kernel may do.
 SPEC_LIMITS: dict[str, int] = {
     "maxBindGroups": 4,
     "maxBindingsPerBindGroup": 1000,
@@ -13,7 +14,6 @@ SPEC_LIMITS: dict[str, int] = {
     "maxStorageBuffersPerShaderStage": 8,
     "maxUniformBufferBindingSize": 65536,
     "maxStorageBufferBindingSize": 128 << 20,
-    "maxBufferSize": 256 << 20,
     "maxComputeWorkgroupStorageSize": 16384,
     "maxComputeInvocationsPerWorkgroup": 256,
     "maxComputeWorkgroupSizeX": 256,
