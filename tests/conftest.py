@@ -16,22 +16,17 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def pytest_report_header() -> str:
-    """Names the implementation and adapter the run is about."""
-    try:
-        return f"webgpu: {_adapter()}"
-    except Exception as e:
-        return f"webgpu: none ({e})"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def webgpu_device() -> str:
-    """The device's name. Without an adapter the run fails, it never skips."""
+def pytest_sessionstart() -> None:
+    """Without an adapter the run fails, it never skips."""
     try:
         _adapter()
     except Exception as e:
         pytest.exit(f"The tests need a WebGPU device: {e}", returncode=3)
-    return "webgpu"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the implementation and adapter the run was about."""
+    terminalreporter.write_line(f"webgpu: {_adapter()}")
 
 
 def _adapter() -> str:
