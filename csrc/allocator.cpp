@@ -8,7 +8,7 @@
 
 #include "device.h"
 #include "queue.h"
-#include "recipe.h"
+#include "encoder.h"
 
 namespace webgpu {
 

@@ -44,8 +44,8 @@ PyObject* guarded(F body) {
 PyObject* py_attach(PyObject*, PyObject* args) {
   const char* library;
   unsigned long long handle, queue, instance, max_buffer, max_binding;
-  int dawn, debug;
-  if (!PyArg_ParseTuple(args, "sKKKppKK", &library, &handle, &queue, &instance, &dawn, &debug, &max_buffer, &max_binding)) {
+  int dawn, debug, threaded;
+  if (!PyArg_ParseTuple(args, "sKKKpppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &max_buffer, &max_binding)) {
     return nullptr;
   }
   return guarded([&] {
@@ -55,6 +55,7 @@ PyObject* py_attach(PyObject*, PyObject* args) {
     d.instance = reinterpret_cast<Handle>(instance);
     d.dawn = dawn;
     d.debug = debug;
+    d.threaded = threaded;
     d.limits = {max_buffer, max_binding};
     attach_device(library, d);
   });
@@ -175,22 +176,30 @@ PyObject* py_memory_stats(PyObject*, PyObject*) {
 
 PyObject* py_stats(PyObject*, PyObject*) {
   RecipeStats r;
-  QueueStats q;
+  QueueStats q{};
+  EncoderStats e{};
   PyObject* done = guarded([&] {
     r = recipe_stats();
     q = queue_stats();
+    e = encoder_stats();
   });
   if (!done) return nullptr;
   Py_DECREF(done);
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "recipes", r.recipes,
-                       "bind_groups", r.bind_groups, "bind_group_misses", r.bind_group_misses, "fallbacks", r.fallbacks,
-                       "dispatches", q.dispatches, "submits", q.submits, "readbacks", q.readbacks, "key_ns", r.key_ns,
-                       "output_ns", r.output_ns, "bind_ns", r.bind_ns, "encode_ns", r.encode_ns, "stack_ns", r.stack_ns,
-                       "miss_ns", r.miss_ns);
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "recipes", r.recipes,
+                       "bind_groups", e.bind_groups, "bind_group_misses", e.bind_group_misses, "fallbacks", r.fallbacks,
+                       "dispatches", q.dispatches, "submits", e.submits, "readbacks", q.readbacks, "key_ns", r.key_ns,
+                       "output_ns", r.output_ns, "record_ns", r.record_ns, "stack_ns", r.stack_ns, "miss_ns", r.miss_ns);
+}
+
+PyObject* py_drain(PyObject*, PyObject*) {
+  return guarded([] {
+    flush();
+    drain();
+  });
 }
 
 PyMethodDef methods[] = {
-    {"attach", py_attach, METH_VARARGS, "attach(library, device, queue, instance, dawn, debug, max_buffer, max_binding)"},
+    {"attach", py_attach, METH_VARARGS, "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
     {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},
@@ -199,6 +208,7 @@ PyMethodDef methods[] = {
     {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},
+    {"drain", py_drain, METH_NOARGS, "submits everything recorded"},
     {"flush", py_flush, METH_NOARGS, ""},
     {"empty_cache", py_empty_cache, METH_NOARGS, ""},
     {"clear_recipes", py_clear_recipes, METH_NOARGS, ""},

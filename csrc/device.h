@@ -21,6 +21,7 @@ struct Device {
   Handle device = nullptr, queue = nullptr, instance = nullptr;
   bool dawn = false;
   bool debug = false;
+  bool threaded = true;  // whether the library may be called from several threads
   Limits limits;
 };
 

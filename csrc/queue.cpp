@@ -9,27 +9,18 @@
 #include <vector>
 
 #include "device.h"
-#include "recipe.h"
+#include "encoder.h"
 
 namespace webgpu {
 
 namespace {
-Handle encoder, pass;
-Handle current_pipeline;  // of the open pass
-uint32_t recorded;  // dispatches and copies since the last submit
-uint32_t submit_interval = 128;
-QueueStats stats;
-
-constexpr uint32_t ring_slots = 1024;
-Handle ring;
-std::vector<uint32_t> ring_words(ring_slots* uniform_slot / 4);
-uint32_t ring_used;  // slots
+const char* const asynchronous = "in a launch before this call (TORCH_WEBGPU_DEBUG=1 finds which)";
+Batch batch;  // recorded and not yet handed to the encoder
+uint32_t submit_interval = 64;
+uint64_t dispatches, readbacks;
 
 // Small uploads: written to one buffer just before the submit whose commands copy them to their places.
-constexpr uint64_t upload_capacity = 1 << 20, small_upload = 64 << 10;
-Handle upload_buffer;
-std::vector<char> upload_data(upload_capacity);
-uint64_t upload_used;  // bytes
+constexpr uint64_t small_upload = 64 << 10;
 
 Block* errors_block;
 bool errors_expected;
@@ -43,21 +34,20 @@ struct Staging {
 std::vector<Staging> staging_pool;
 constexpr uint64_t staging_chunk = uint64_t(64) << 20;
 
-void close_pass() {
-  if (!pass) return;
-  api.end_pass(pass);
-  api.pass_release(pass);
-  pass = nullptr;
+void record(const Command& command) {
+  if (C10_UNLIKELY(device_lost())) raise_errors("");
+  batch.commands.push_back(command);
+  if (batch.commands.size() >= submit_interval) flush();
 }
 
-Handle open_encoder() {
-  if (encoder) return encoder;
-  if (device_lost()) raise_errors("");
-  return encoder = api.create_encoder(device.device, nullptr);
-}
-
-void count_command() {
-  if (++recorded >= submit_interval) flush();
+void record_copy(Handle src, uint64_t src_offset, Handle dst, uint64_t dst_offset, uint64_t size) {
+  Command command;
+  command.src = src;
+  command.src_offset = src_offset;
+  command.dst = dst;
+  command.dst_offset = dst_offset;
+  command.size = size;
+  record(command);
 }
 
 Staging take_staging(uint64_t bytes) {
@@ -89,13 +79,12 @@ void on_mapped(uint32_t status, StringView, void* out, void*) {
   static_cast<MapStatus*>(out)->store(status ? status : UINT32_MAX);
 }
 
-// Flushes commands that write to the staging buffer.
+// Submits everything, the commands that write to the staging buffer last.
 void flush_into(const Staging& staging) {
-  try {
-    flush();
-  } catch (...) {
+  submit_batch_now(batch);
+  if (has_errors()) {
     give_staging(staging);
-    throw;
+    raise_errors(asynchronous);
   }
 }
 
@@ -140,47 +129,38 @@ void raise_device_error(const uint32_t* words) {
 }
 }  // namespace
 
-Handle open_pass(Handle pipeline) {
-  open_encoder();
-  if (!pass) {
-    pass = api.begin_compute_pass(encoder, nullptr);
-    current_pipeline = nullptr;
+void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint32_t* words, uint32_t count,
+                     const uint32_t* groups) {
+  size_t at = batch.words.size(), slots = pipeline.uniform_slots;
+  if (at + slots * uniform_slot / 4 > ring_slots * uniform_slot / 4) {
+    flush();
+    at = 0;
   }
-  if (pipeline != current_pipeline) {
-    api.set_pipeline(pass, pipeline);
-    current_pipeline = pipeline;
-  }
-  return pass;
+  batch.words.resize(at + slots * uniform_slot / 4);
+  memcpy(batch.words.data() + at, words, count * 4);
+  Command command;
+  command.pipeline = pipeline.pipeline;
+  command.layout = pipeline.layout;
+  command.bindings = pipeline.bindings;
+  command.first_window = batch.windows.size();
+  command.uniform_slots = slots;
+  command.uniform_offset = at * 4;
+  memcpy(command.groups, groups, sizeof command.groups);
+  batch.windows.insert(batch.windows.end(), windows, windows + pipeline.bindings);
+  dispatches++;
+  record(command);
 }
 
 void flush() {
   Lock lock(device_mutex());
-  if (!encoder) return;
-  close_pass();
-  if (ring_used) api.write_buffer(device.queue, ring, 0, ring_words.data(), size_t(ring_used) * uniform_slot);
-  if (upload_used) api.write_buffer(device.queue, upload_buffer, 0, upload_data.data(), upload_used);
-  Handle commands = api.finish(encoder, nullptr);
-  api.encoder_release(encoder);
-  encoder = nullptr;
-  recorded = 0;
-  ring_used = 0;
-  upload_used = 0;
-  if (has_errors()) {  // submitting invalid commands aborts the process in wgpu-native
-    if (commands) api.command_buffer_release(commands);
-    drop_bind_groups();  // one of them may be the invalid object
-    raise_errors("recording commands");
-  }
-  api.submit(device.queue, 1, &commands);
-  api.command_buffer_release(commands);
-  stats.submits++;
+  submit_batch(batch);
 }
 
 void wait_idle() {
   Lock lock(device_mutex());
   uint32_t words[error_words];
   Staging staging = take_staging(sizeof words);
-  close_pass();
-  api.copy_buffer(open_encoder(), error_block().buffer, 0, staging.buffer, 0, sizeof words);
+  record_copy(error_block().buffer, 0, staging.buffer, 0, sizeof words);
   flush_into(staging);
   map_and_copy(staging, sizeof words, [&](const char* data) { memcpy(words, data, sizeof words); });
   errors_expected = false;
@@ -195,52 +175,22 @@ void synchronize() {
 
 void set_submit_interval(uint32_t launches) {
   Lock lock(device_mutex());
-  submit_interval = std::min(std::max(launches, 1u), ring_slots / 2);
+  submit_interval = std::min(std::max(launches, 1u), ring_slots);
 }
 
 QueueStats queue_stats() {
   Lock lock(device_mutex());
-  return stats;
-}
-
-uint32_t push_uniform(const uint32_t* words, uint32_t count, uint32_t slots) {
-  if (ring_used + slots > ring_slots) flush();
-  uint32_t offset = ring_used * uniform_slot;
-  memcpy(ring_words.data() + offset / 4, words, count * 4);
-  ring_used += slots;
-  return offset;
-}
-
-Handle uniform_buffer() {
-  if (!ring) {
-    BufferDescriptor descriptor{};
-    descriptor.usage = usage::uniform | usage::copy_dst;
-    descriptor.size = ring_slots * uniform_slot;
-    ring = api.create_buffer(device.device, &descriptor);
-  }
-  return ring;
-}
-
-void count_dispatch() {
-  stats.dispatches++;
-  count_command();
+  return {dispatches, readbacks};
 }
 
 namespace {
 void record_upload(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
   uint64_t span = (bytes + 3) & ~uint64_t(3);
-  if (upload_used + span > upload_capacity) flush();
-  if (!upload_buffer) {
-    BufferDescriptor descriptor{};
-    descriptor.usage = usage::copy_src | usage::copy_dst;
-    descriptor.size = upload_capacity;
-    upload_buffer = api.create_buffer(device.device, &descriptor);
-  }
-  close_pass();
-  api.copy_buffer(open_encoder(), upload_buffer, upload_used, dst.buffer, offset, span);
-  memcpy(upload_data.data() + upload_used, data, bytes);
-  upload_used += span;
-  count_command();
+  if (batch.uploads.size() + span > upload_capacity) flush();
+  size_t at = batch.uploads.size();
+  batch.uploads.resize(at + span);
+  memcpy(batch.uploads.data() + at, data, bytes);
+  record_copy(nullptr, at, dst.buffer, offset, span);
 }
 }  // namespace
 
@@ -248,7 +198,7 @@ void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t b
   if (!bytes) return;
   Lock lock(device_mutex());
   if (bytes <= small_upload) return record_upload(dst, offset, data, bytes);
-  flush();  // a queue write runs before commands that are recorded but not submitted
+  submit_batch_now(batch);  // a queue write runs before commands that are recorded but not submitted
   if (device_lost()) raise_errors("");
   const char* from = static_cast<const char*>(data);
   uint64_t whole = bytes & ~uint64_t(3), rest = bytes - whole;
@@ -262,15 +212,14 @@ void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t b
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
-  stats.readbacks++;
+  readbacks++;
   for (uint64_t done = 0; done < bytes;) {
     uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
     uint64_t span = ((at + take + 3) & ~uint64_t(3)) - first;
     bool check = errors_expected;
     Staging staging = take_staging(span + 16);
-    close_pass();
-    api.copy_buffer(open_encoder(), src.buffer, first, staging.buffer, 0, span);
-    if (check) api.copy_buffer(encoder, error_block().buffer, 0, staging.buffer, span, 16);
+    record_copy(src.buffer, first, staging.buffer, 0, span);
+    if (check) record_copy(error_block().buffer, 0, staging.buffer, span, 16);
     flush_into(staging);
     uint32_t words[error_words] = {};
     map_and_copy(staging, span + (check ? 16 : 0), [&](const char* mapped) {
@@ -287,9 +236,7 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
-  close_pass();
-  api.copy_buffer(open_encoder(), src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
-  count_command();
+  record_copy(src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
 }
 
 const Block& error_block() {

@@ -1,36 +1,32 @@
-// One open command encoder and compute pass; launches are appended and submitted in batches.
+// Records launches and copies in order, and hands them in batches to the encoder (encoder.h).
 #pragma once
 #include <cstdint>
 #include <string>
 
 #include "allocator.h"
 #include "api.h"
+#include "encoder.h"
 
 namespace webgpu {
 
 struct QueueStats {
-  uint64_t dispatches = 0, submits = 0, readbacks = 0;
+  uint64_t dispatches, readbacks;
 };
 
-constexpr uint32_t uniform_slot = 256;  // minUniformBufferOffsetAlignment of the specification
-constexpr uint32_t error_words = 4;     // error id, offending value (low, high), size it broke
+constexpr uint32_t error_words = 4;  // error id, offending value (low, high), size it broke
 
 // All of these take the device lock.
-// The open compute pass, opened if need be, with the pipeline set.
-Handle open_pass(Handle pipeline);
+// Records one dispatch with its uniform words; submits when the batch is full.
+void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint32_t* words, uint32_t count,
+                     const uint32_t* groups);
+// Hands what is recorded to the encoder.
 void flush();
 // Flushes and waits until the GPU has done everything; raises collected errors and failed device-side checks.
 void synchronize();
-// Waits without raising.
+// The same without the errors of the library.
 void wait_idle();
-void set_submit_interval(uint32_t launches);
+void set_submit_interval(uint32_t commands);
 QueueStats queue_stats();
-
-// Appends `words` (up to `slots` uniform slots of 256 bytes) to the uniform ring; returns the byte offset for this launch.
-uint32_t push_uniform(const uint32_t* words, uint32_t count, uint32_t slots);
-Handle uniform_buffer();
-// Counts a recorded dispatch and submits when the batch is full.
-void count_dispatch();
 
 // The offset must be a multiple of four; up to three bytes after the range are overwritten. Up to 64 KiB neither submit nor
 // wait. `data` is free on return.

@@ -145,55 +145,6 @@ void store_entry(uint64_t hash, c10::ArrayRef<uint64_t> words, EntryPtr entry) {
   stats.recipes++;
 }
 
-// ---------------------------------------------------------------------------------------------------- bind groups
-
-struct BindKey {
-  static constexpr size_t most = 17;
-  uint64_t words[2 * most + 1];
-  uint32_t count = 0;
-  void push(uint64_t word) { words[count++] = word; }
-  bool operator==(const BindKey& o) const { return count == o.count && !memcmp(words, o.words, count * 8); }
-};
-struct BindHash {
-  size_t operator()(const BindKey& k) const { return hash_words(k.words, k.count); }
-};
-std::unordered_map<BindKey, Handle, BindHash> bind_groups;
-constexpr size_t most_bind_groups = 32768;
-
-struct Window {
-  const Block* block;
-  uint64_t offset, size;  // bytes
-};
-
-Handle bind_group(const Pipeline& pipeline, const Window* windows) {
-  BindKey key;
-  key.push(reinterpret_cast<uint64_t>(pipeline.layout));
-  for (uint32_t i = 0; i < pipeline.bindings; i++) {
-    key.push(windows[i].block->id);
-    key.push(windows[i].offset);
-  }
-  auto found = bind_groups.find(key);
-  if (found != bind_groups.end()) return found->second;
-  stats.bind_group_misses++;
-  if (bind_groups.size() >= most_bind_groups) drop_bind_groups();
-  BindGroupEntry entries[BindKey::most] = {};
-  for (uint32_t i = 0; i < pipeline.bindings; i++) {
-    entries[i].binding = i;
-    entries[i].buffer = windows[i].block->buffer;
-    entries[i].offset = windows[i].offset;
-    entries[i].size = windows[i].size;
-  }
-  auto& uniform = entries[pipeline.bindings];
-  uniform.binding = pipeline.bindings;
-  uniform.buffer = uniform_buffer();
-  uniform.size = pipeline.uniform_slots * uniform_slot;
-  BindGroupDescriptor descriptor{};
-  descriptor.layout = pipeline.layout;
-  descriptor.entry_count = pipeline.bindings + 1;
-  descriptor.entries = entries;
-  return bind_groups[key] = api.create_bind_group(device.device, &descriptor);
-}
-
 // ---------------------------------------------------------------------------------------------------- replay
 
 struct Call {
@@ -283,7 +234,7 @@ void place_operands(const Call& call, const Step& step, Window* windows, uint32_
   struct Range {
     uint64_t low, high;
   };
-  Range ranges[BindKey::most];
+  Range ranges[most_bindings];
   uint32_t seen = 0;
   for (size_t i = 0; i < step.operands.size(); i++) {
     auto& operand = step.operands[i];
@@ -332,19 +283,13 @@ struct Stopwatch {
 };
 
 void launch(const Call& call, const Step& step, Stopwatch& watch) {
-  Window windows[BindKey::most];
+  Window windows[most_bindings];
   uint32_t words[4 * uniform_slot / 4];
   memcpy(words, step.words.data(), step.words.size() * 4);
   place_operands(call, step, windows, words);
   for (auto& patch : step.patches) apply_patch(call, patch, words);
-  uint32_t offset = push_uniform(words, step.words.size(), step.pipeline.uniform_slots);
-  Handle group = bind_group(step.pipeline, windows);
-  watch.lap(stats.bind_ns);
-  Handle pass = open_pass(step.pipeline.pipeline);
-  api.set_bind_group(pass, 0, group, 1, &offset);
-  api.dispatch(pass, step.groups[0], step.groups[1], step.groups[2]);
-  count_dispatch();
-  watch.lap(stats.encode_ns);
+  record_dispatch(step.pipeline, windows, words, step.words.size(), step.groups);
+  watch.lap(stats.record_ns);
 }
 
 void make_outputs(Call& call, const Recipe& recipe) {
@@ -370,10 +315,7 @@ void replay(Call& call, const Recipe& recipe, Stopwatch& watch) {
   for (auto& step : recipe.steps) launch(call, step, watch);
   for (Block* temp : call.temps) free_block(temp);  // the queue orders its next use after this one
   stats.launches++;
-  if (C10_UNLIKELY(has_errors())) {
-    drop_bind_groups();  // one of them may be the invalid object
-    raise_errors(describe(call));
-  }
+  if (C10_UNLIKELY(has_errors())) raise_errors(describe(call) + ", or a launch before it (TORCH_WEBGPU_DEBUG=1 finds which)");
   if (C10_UNLIKELY(device.debug)) {
     synchronize();
     raise_errors(describe(call));
@@ -472,9 +414,7 @@ void set_profiling(bool on) { profiling = on; }
 
 RecipeStats recipe_stats() {
   Lock lock(device_mutex());
-  RecipeStats out = stats;
-  out.bind_groups = bind_groups.size();
-  return out;
+  return stats;
 }
 
 void reset_recipe_stats() {
@@ -493,12 +433,6 @@ void clear_recipes() {
   Lock lock(device_mutex());
   cache.clear();
   stats.recipes = 0;
-}
-
-void drop_bind_groups() {
-  Lock lock(device_mutex());
-  for (auto& entry : bind_groups) api.bind_group_release(entry.second);
-  bind_groups.clear();
 }
 
 namespace {

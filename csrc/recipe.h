@@ -8,18 +8,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "api.h"
+#include "encoder.h"
 
 namespace webgpu {
 
 // What an operand or output points at: arg tensors count from 0 in order of appearance, lists flattened.
 constexpr int32_t ref_output = 0x1000, ref_temp = 0x2000, ref_error = 0x3000;
-
-struct Pipeline {
-  Handle pipeline, layout;
-  uint32_t bindings;       // storage buffers; the uniform follows them
-  uint32_t uniform_slots;  // of 256 bytes
-};
 
 struct Operand {
   uint32_t slot;      // which binding
@@ -63,9 +57,9 @@ struct Recipe {
 };
 
 struct RecipeStats {
-  uint64_t launches = 0, misses = 0, recipes = 0, bind_groups = 0, bind_group_misses = 0, fallbacks = 0;
+  uint64_t launches = 0, misses = 0, recipes = 0, fallbacks = 0;
   // ns, only counted while profiling
-  uint64_t key_ns = 0, output_ns = 0, bind_ns = 0, encode_ns = 0, stack_ns = 0, miss_ns = 0;
+  uint64_t key_ns = 0, output_ns = 0, record_ns = 0, stack_ns = 0, miss_ns = 0;
 };
 
 // The boxed kernel of every op: key → recipe → replay; a miss asks Python.
@@ -77,7 +71,6 @@ RecipeStats recipe_stats();
 void reset_recipe_stats();
 void clear_recipes();
 std::vector<std::pair<std::string, uint64_t>> fallback_counts();
-void drop_bind_groups();
 uint32_t add_pipeline(Pipeline);
 const Pipeline& pipeline_at(uint32_t id);
 

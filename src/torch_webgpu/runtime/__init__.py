@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import tempfile
@@ -29,12 +30,13 @@ _device: DeviceHandle | None = None
 NO_ADAPTER = (
     "No WebGPU adapter was found. On Debian or Ubuntu install a Vulkan driver: `apt-get install libvulkan1 "
     "mesa-vulkan-drivers` (Intel, AMD, and a CPU rasteriser for machines without a GPU), or NVIDIA's driver with "
-    "`libvulkan1 libegl1`. On Windows and macOS the system's own driver is used. `torch-webgpu info` shows what is found."
+    "`libvulkan1 libegl1`. On Windows and macOS the system's own driver is used. `torch-webgpu info` shows "
+    "what is found."
 )
 
 
 def implementation(name: str) -> Implementation:
-    """The binding module of ``wgpu`` or ``dawn``; raises MissingImplementationError where its wheel is not installed."""
+    """The binding module of ``wgpu`` or ``dawn``; raises MissingImplementationError without its wheel."""
     # Vulkan loaders and Mesa complain on stderr about a missing runtime directory.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     try:
@@ -95,9 +97,11 @@ def start() -> None:
             instance,
             impl.name == "dawn",
             config.debug,
+            handle.threadsafe,
             handle.limits["maxBufferSize"],
             handle.limits["maxStorageBufferBindingSize"],
         )
+        atexit.register(_C.drain)  # the encoder's thread must not be inside the library when it is unloaded
 
 
 def is_open() -> bool:
@@ -121,7 +125,7 @@ def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, n
     """
     handle = device()
     with _compile_lock:
-        _C.flush()  # errors of commands recorded before are not this shader's
+        _C.drain()  # errors of commands recorded before are not this shader's
         pipeline, layout = handle.create_pipeline(code, accesses, uniform_slots * 256)
         errors = _C.take_errors()
     if errors or not pipeline:

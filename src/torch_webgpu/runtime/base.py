@@ -55,6 +55,8 @@ class DeviceHandle(Protocol):
     features: tuple[str, ...]
     limits: dict[str, int]
     library: str
+    #: Whether commands may be encoded in one thread while buffers and pipelines are made in another.
+    threadsafe: bool
 
     def pointers(self) -> tuple[int, int, int]:
         """Addresses of device, queue and instance."""

@@ -115,7 +115,8 @@ class Device:
             setattr(required.limits, key, value)
         self.limits = adapter.limits | limits
         codes = [_FEATURES[f] for f in adapter.features]
-        if w.wgpuAdapterHasFeature(adapter.handle, w.WGPUFeatureName_ImplicitDeviceSynchronization):
+        self.threadsafe = bool(w.wgpuAdapterHasFeature(adapter.handle, w.WGPUFeatureName_ImplicitDeviceSynchronization))
+        if self.threadsafe:
             codes.append(w.WGPUFeatureName_ImplicitDeviceSynchronization)  # pipelines are made beside recording threads
         features = (w.WGPUFeatureName * len(codes))(*codes)
         descriptor = w.WGPUDeviceDescriptor()
@@ -154,7 +155,9 @@ class Device:
                 entry.binding = i
                 entry.visibility = 4
                 if i < len(accesses):
-                    entry.buffer.type = w.WGPUBufferBindingType_Storage if accesses[i] else w.WGPUBufferBindingType_ReadOnlyStorage
+                    entry.buffer.type = (
+                        w.WGPUBufferBindingType_Storage if accesses[i] else w.WGPUBufferBindingType_ReadOnlyStorage
+                    )
                     entry.buffer.minBindingSize = 4
                 else:
                     entry.buffer.type = w.WGPUBufferBindingType_Uniform
@@ -191,7 +194,7 @@ class Device:
         return _address(pipeline), _address(group)
 
 
-def open(adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> Device:  # noqa: A001
+def open(adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> Device:
     """See ``Implementation``."""
     return Device(adapter, limits, callbacks)
 

@@ -28,7 +28,8 @@ def _view(text: bytes) -> tuple[Any, dict[str, Any]]:
 def _feature_values() -> dict[str, int]:
     found = {
         "shader-f16": getattr(lib, "WGPUFeatureName_ShaderF16", None),
-        "subgroups": getattr(lib, "WGPUFeatureName_Subgroups", None) or getattr(lib, "WGPUNativeFeature_Subgroup", None),
+        "subgroups": getattr(lib, "WGPUFeatureName_Subgroups", None)
+        or getattr(lib, "WGPUNativeFeature_Subgroup", None),
         "timestamp-query": getattr(lib, "WGPUFeatureName_TimestampQuery", None),
     }
     return {key: value for key, value in found.items() if value is not None}
@@ -46,7 +47,11 @@ def adapters() -> list[AdapterInfo]:
     count = lib.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, ffi.NULL)
     handles = ffi.new("WGPUAdapter[]", count)
     lib.wgpuInstanceEnumerateAdapters(instance, ffi.NULL, handles)
-    backends = {lib.WGPUBackendType_Vulkan: "Vulkan", lib.WGPUBackendType_Metal: "Metal", lib.WGPUBackendType_D3D12: "D3D12"}
+    backends = {
+        lib.WGPUBackendType_Vulkan: "Vulkan",
+        lib.WGPUBackendType_Metal: "Metal",
+        lib.WGPUBackendType_D3D12: "D3D12",
+    }
     found = []
     for handle in handles:
         info = ffi.new("WGPUAdapterInfo *")
@@ -75,13 +80,14 @@ class Device:
     """See ``DeviceHandle``."""
 
     def __init__(self, adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> None:
-        # The wheel logs through Python, which may wait for the interpreter lock in the middle of any library call; errors
-        # arrive at the callbacks below all the same.
+        # The wheel logs through Python, which may wait for the interpreter lock in the middle of any library call;
+        # errors arrive at the callbacks below all the same.
         lib.wgpuSetLogLevel(lib.WGPULogLevel_Off)
         lib.wgpuSetLogCallback(ffi.NULL, ffi.NULL)
         self.adapter = adapter
         self.library = lib_path
         self.features = adapter.features
+        self.threadsafe = True
         wanted, granted = _limits_of(adapter.handle)
         for key, value in limits.items():
             setattr(wanted, key, value)
@@ -124,7 +130,9 @@ class Device:
             for i, written in enumerate(accesses):
                 entries[i].binding = i
                 entries[i].visibility = 4
-                entries[i].buffer.type = lib.WGPUBufferBindingType_Storage if written else lib.WGPUBufferBindingType_ReadOnlyStorage
+                entries[i].buffer.type = (
+                    lib.WGPUBufferBindingType_Storage if written else lib.WGPUBufferBindingType_ReadOnlyStorage
+                )
                 entries[i].buffer.minBindingSize = 4
             last = entries[len(accesses)]
             last.binding = len(accesses)
@@ -166,7 +174,7 @@ class Device:
         return int(ffi.cast("uintptr_t", pipeline)), int(ffi.cast("uintptr_t", group))
 
 
-def open(adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> Device:  # noqa: A001
+def open(adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> Device:
     """See ``Implementation``."""
     return Device(adapter, limits, callbacks)
 
