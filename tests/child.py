@@ -30,7 +30,7 @@ class Result:
 
 
 def run_python(code: str, **environment: str | None) -> Result:
-    """Runs ``code`` with variables set (or unset, where None); the implementation is this process's unless it is given."""
+    """Runs ``code`` with variables set (or unset, where None); the implementation defaults to this process's."""
     settings: dict[str, str | None] = {"TORCH_WEBGPU_IMPL": torch_webgpu.runtime.device().adapter.implementation}
     env = dict(os.environ)
     for name, value in (settings | environment).items():

@@ -24,7 +24,14 @@ LAYOUT: dict[str, dict[str, int]] = {
         "": 56,
     },
     "WGPUBindGroupDescriptor": {"nextInChain": 0, "label": 8, "layout": 24, "entryCount": 32, "entries": 40, "": 48},
-    "WGPUBufferMapCallbackInfo": {"nextInChain": 0, "mode": 8, "callback": 16, "userdata1": 24, "userdata2": 32, "": 40},
+    "WGPUBufferMapCallbackInfo": {
+        "nextInChain": 0,
+        "mode": 8,
+        "callback": 16,
+        "userdata1": 24,
+        "userdata2": 32,
+        "": 40,
+    },
     "WGPUFuture": {"id": 0, "": 8},
     "WGPUFutureWaitInfo": {"future": 0, "completed": 8, "": 16},
 }

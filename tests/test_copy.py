@@ -31,7 +31,11 @@ def sample(dtype: torch.dtype, *sizes: int, seed: int = 0) -> torch.Tensor:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal dtype, shape and bits, so that NaN equals itself and -0 differs from 0."""
     a, b = a.cpu().contiguous(), b.cpu().contiguous()
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and torch.equal(a.flatten().view(torch.uint8), b.flatten().view(torch.uint8))
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -210,7 +214,8 @@ def test_all_half_bit_patterns_widen_and_narrow_exactly(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rounding_to_half(dtype: torch.dtype) -> None:
-    halves = torch.arange(0, 0x7C00 if dtype == torch.float16 else 0x7F80, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    infinity = 0x7C00 if dtype == torch.float16 else 0x7F80
+    halves = torch.arange(0, infinity, dtype=torch.int32).to(torch.int16).view(dtype).float()
     between = (halves[1:].double() + halves[:-1].double()) / 2  # ties, also among the subnormals
     ties = between.float()
     bits = ties.view(torch.int32)
@@ -226,7 +231,21 @@ def test_rounding_to_half(dtype: torch.dtype) -> None:
 
 
 def test_int64_beyond_32_bits() -> None:
-    whole = [0, 1, -1, 2**31, -(2**31), 2**31 + 1, 2**32, -(2**32) - 1, 2**53 + 1, 2**62, -(2**62) - 12345, 2**63 - 1, -(2**63)]
+    whole = [
+        0,
+        1,
+        -1,
+        2**31,
+        -(2**31),
+        2**31 + 1,
+        2**32,
+        -(2**32) - 1,
+        2**53 + 1,
+        2**62,
+        -(2**62) - 12345,
+        2**63 - 1,
+        -(2**63),
+    ]
     x = torch.tensor(whole)
     device = x.to("webgpu")
     assert device.tolist() == whole

@@ -1,13 +1,16 @@
 """Every kind of failure is a Python exception that says what to do, and the process lives on."""
 
+# torch.webgpu and its like are made at run time.
+# mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
 import torch
-import torch_webgpu
 from child import IMPLEMENTATIONS, output_of, run_python
+
+import torch_webgpu
 from torch_webgpu import runtime
 
 
@@ -193,7 +196,7 @@ def test_errors_in_views_and_shapes_are_pytorchs_own() -> None:
         x[5]
     with pytest.raises(RuntimeError, match="can't be cast"):
         torch.ones(2, dtype=torch.int64, device="webgpu").add_(1.5)
-    with pytest.raises(RuntimeError, match="setStorage|out of bounds|storage of size"):
+    with pytest.raises(RuntimeError, match="storage of size"):
         x.as_strided((100,), (1,)).add(1)
     with pytest.raises(RuntimeError):
         x.new_empty((2,), layout=torch.sparse_coo)

@@ -1,5 +1,7 @@
 """Saving, loading, pickling, copying, printing, and storages."""
 
+# torch.webgpu and its like are made at run time.
+# mypy: disable-error-code="attr-defined,call-overload,arg-type"
 from __future__ import annotations
 
 import copy
@@ -23,7 +25,9 @@ def saved(value: Any) -> io.BytesIO:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("location, expected", [(None, "webgpu"), ("cpu", "cpu"), ("webgpu:0", "webgpu"), ({"webgpu:0": "cpu"}, "cpu")])
+@pytest.mark.parametrize(
+    "location, expected", [(None, "webgpu"), ("cpu", "cpu"), ("webgpu:0", "webgpu"), ({"webgpu:0": "cpu"}, "cpu")]
+)
 def test_save_and_load(dtype: torch.dtype, location: Any, expected: str) -> None:
     x = sample(dtype, 3, 5)
     loaded = torch.load(saved(x.to("webgpu")), map_location=location, weights_only=True)
@@ -92,7 +96,14 @@ def test_a_saved_file_loads_without_the_device(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repr(dtype: torch.dtype) -> None:
-    shown = [sample(dtype, 3, 4), sample(dtype, 2000), sample(dtype), sample(dtype, 0), sample(dtype, 2, 0, 3), sample(dtype, 5)[::2]]
+    shown = [
+        sample(dtype, 3, 4),
+        sample(dtype, 2000),
+        sample(dtype),
+        sample(dtype, 0),
+        sample(dtype, 2, 0, 3),
+        sample(dtype, 5)[::2],
+    ]
     if dtype.is_floating_point:
         shown.append(torch.tensor([1.5, float("nan"), float("inf"), -float("inf"), 1e-5, -0.0], dtype=dtype))
         shown.append(torch.randn(40, 40).to(dtype))

@@ -31,7 +31,7 @@ _registered = False
 
 def fallbacks() -> dict[str, int]:
     """Ops that ran on the CPU for want of a kernel, and how often, since the start of the process."""
-    from . import _C
+    from . import _C, registry
 
     return _C.fallbacks() | registry.python_fallbacks()
 

@@ -228,8 +228,8 @@ _moving = threading.local()
 def _keep_tied_parameters() -> None:
     """Parameters that a module shares (tied embeddings) stay shared, and one copy, when it moves to or from the device.
 
-    PyTorch swaps the data inside a Parameter only between devices of its own list; for others ``Module._apply`` makes a new
-    Parameter at each place where the old one stood.
+    PyTorch swaps the data inside a Parameter only between devices of its own list; for others ``Module._apply`` makes a
+    new Parameter at each place where the old one stood.
     """
     apply_here = torch.nn.Module._apply
 

@@ -1,7 +1,7 @@
 """The one table of lowerings, and what happens on a recipe miss.
 
-``@lower("add.Tensor")`` registers the functional op; its in-place and ``out=`` forms follow by themselves. What has no lowering
-is decomposed by PyTorch's table, else runs on the CPU (or raises, under ``TORCH_WEBGPU_FALLBACK=error``).
+``@lower("add.Tensor")`` registers the functional op; its in-place and ``out=`` forms follow by themselves. What has no
+lowering is decomposed by PyTorch's table, else runs on the CPU (or raises, under ``TORCH_WEBGPU_FALLBACK=error``).
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
             return Scalar(graph, value.ref, True, value.value, dtype, value.wrapped)
         if value.device != _PRIVATEUSE1 and not entry.mixed:
             raise RuntimeError(
-                f"Expected all tensors to be on the same device, but found webgpu and {'cpu' if value.device == 0 else 'another'} "
-                f"(a tensor of shape {list(value.sizes)}) in {graph.op}; move it with .to('webgpu')"
+                "Expected all tensors to be on the same device, but found webgpu and "
+                f"{'cpu' if value.device == 0 else 'another'} (a tensor of shape {list(value.sizes)}) "
+                f"in {graph.op}; move it with .to('webgpu')"
             )
         dtype = wgsl.DTYPES.get(value.dtype)
         if dtype is None:
@@ -155,14 +156,19 @@ def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
     """Brings a result to the tensor an in-place or ``out=`` call wants it in."""
     from .ops.pointwise import copy_into
 
-    if result is target or (result.buffer == target.buffer and result.strides == target.strides and result.sizes == target.sizes):
+    if result is target or (
+        result.buffer == target.buffer and result.strides == target.strides and result.sizes == target.sizes
+    ):
         return result
     if result.sizes != target.sizes:
         if form == "inplace":
             raise RuntimeError(
-                f"output with shape {list(target.sizes)} doesn't match the broadcast shape {list(result.sizes)} in {graph.op}"
+                f"output with shape {list(target.sizes)} doesn't match the broadcast shape "
+                f"{list(result.sizes)} in {graph.op}"
             )
-        target = Tensor(target.ref, target.buffer, target.dtype, result.sizes, contiguous_strides(result.sizes), 0, target.offset)
+        target = Tensor(
+            target.ref, target.buffer, target.dtype, result.sizes, contiguous_strides(result.sizes), 0, target.offset
+        )
     check_castable(result.dtype, target.dtype)
     copy_into(graph, result, target)
     return target

@@ -18,6 +18,7 @@ from ..errors import (
     NoAdapterError,
     OutOfMemoryError,
     ShaderError,
+    WebGPUError,
 )
 from .base import SPEC_LIMITS, AdapterInfo, DeviceHandle, Implementation
 
@@ -63,13 +64,22 @@ def choose_adapter(adapters: list[AdapterInfo], wanted: str) -> AdapterInfo:
     raise NoAdapterError(f"TORCH_WEBGPU_ADAPTER={wanted!r} matches none of the adapters ({listed}).")
 
 
-def _pick_implementation() -> Implementation:
+def _pick() -> tuple[Implementation, AdapterInfo]:
+    """Implementation and adapter: the first of wgpu-native and Dawn that is installed and finds one."""
     if config.impl != "auto":
-        return implementation(config.impl)
-    try:
-        return implementation("wgpu")
-    except MissingImplementationError:
-        return implementation("dawn")
+        impl = implementation(config.impl)
+        return impl, choose_adapter(impl.adapters(), config.adapter)
+    failure: WebGPUError | None = None
+    for name in _MODULES:
+        try:
+            impl = implementation(name)
+            return impl, choose_adapter(impl.adapters(), config.adapter)
+        except WebGPUError as e:
+            # What the preferred one says matters most, but a missing wheel less than a missing adapter.
+            if failure is None or isinstance(failure, MissingImplementationError):
+                failure = e
+    assert failure is not None
+    raise failure
 
 
 def start() -> None:
@@ -78,8 +88,7 @@ def start() -> None:
     with _lock:
         if _device is not None:
             return
-        impl = _pick_implementation()
-        adapter = choose_adapter(impl.adapters(), config.adapter)
+        impl, adapter = _pick()
         limits = dict(SPEC_LIMITS) if config.limits == "default" else {}
         handle = impl.open(adapter, limits, _C.callbacks())
         if adapter.kind == "cpu" and not config.adapter:

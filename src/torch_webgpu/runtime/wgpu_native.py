@@ -28,8 +28,7 @@ def _view(text: bytes) -> tuple[Any, dict[str, Any]]:
 def _feature_values() -> dict[str, int]:
     found = {
         "shader-f16": getattr(lib, "WGPUFeatureName_ShaderF16", None),
-        "subgroups": getattr(lib, "WGPUFeatureName_Subgroups", None)
-        or getattr(lib, "WGPUNativeFeature_Subgroup", None),
+        "subgroups": getattr(lib, "WGPUNativeFeature_Subgroup", None),
         "timestamp-query": getattr(lib, "WGPUFeatureName_TimestampQuery", None),
     }
     return {key: value for key, value in found.items() if value is not None}
