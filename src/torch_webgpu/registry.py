@@ -108,8 +108,8 @@ def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
         return Scalar(graph, index, False, value, wgsl.F32, True)
     if isinstance(value, _C.Meta):
         if value.device != _PRIVATEUSE1 and value.value is not None:
-            dtype = wgsl.DTYPES.get(value.dtype, wgsl.F32)
-            return Scalar(graph, value.ref, True, value.value, dtype, value.wrapped)
+            kind = wgsl.DTYPES.get(value.dtype, wgsl.F32)
+            return Scalar(graph, value.ref, True, value.value, kind, value.wrapped)
         if value.device != _PRIVATEUSE1 and not entry.mixed:
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found webgpu and "
