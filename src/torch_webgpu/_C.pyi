@@ -26,6 +26,7 @@ def attach(
     instance: int,
     dawn: bool,
     debug: bool,
+    threaded: bool,
     max_buffer: int,
     max_binding: int,
     /,

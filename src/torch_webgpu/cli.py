@@ -99,9 +99,7 @@ def _print_info(facts: dict[str, Any]) -> None:
         device = f"{chosen['implementation']} {chosen['adapter']}: {chosen['name']}"
         out.print(f"[bold green]Chosen:[/] {escape(device)}\n[dim]{escape(chosen['reason'])}[/]", soft_wrap=True)
     else:
-        out.print(
-            "[bold red]No device:[/] webgpu tensors cannot be made here; see above for what to do.", soft_wrap=True
-        )
+        out.print("[bold red]No device:[/] webgpu tensors cannot be made here; see above for what to do.", soft_wrap=True)
 
 
 def _adapter_lines(adapter: dict[str, Any], taken: bool) -> Table:

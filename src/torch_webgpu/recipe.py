@@ -1,7 +1,7 @@
 """Building a recipe: the launches of one op (or of many), over tensors known by their metadata only.
 
-A lowering gets a ``Graph`` and ``Tensor`` values, makes new tensors, launches kernels, and returns its results. What it did is
-handed to the native core as plain tuples and replayed there without Python.
+A lowering gets a ``Graph`` and ``Tensor`` values, makes new tensors, launches kernels, and returns its results. What it
+did is handed to the native core as plain tuples and replayed there without Python.
 """
 
 from __future__ import annotations
@@ -253,7 +253,6 @@ class Graph:
 
     def __init__(self, op: str) -> None:
         self.op = op
-        self.outputs: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
         self.created: list[Tensor] = []
         self.steps: list[tuple[int, list[Any], list[int], list[Any], tuple[int, int, int]]] = []
         self.may_fail = False
@@ -265,7 +264,13 @@ class Graph:
     def new(self, sizes: Sequence[int], dtype: DType, strides: Sequence[int] | None = None) -> Tensor:
         """A fresh tensor: an output if it is returned, else a temporary."""
         shape = tuple(sizes)
-        t = Tensor(-1 - len(self.created), ("new", len(self.created)), dtype, shape, tuple(strides or contiguous_strides(shape)))
+        t = Tensor(
+            -1 - len(self.created),
+            ("new", len(self.created)),
+            dtype,
+            shape,
+            tuple(strides or contiguous_strides(shape)),
+        )
         self.created.append(t)
         return t
 
@@ -291,7 +296,7 @@ class Graph:
         """
         slots: dict[Any, int] = {}
         operands, signature = [], []
-        for arg, t, mode in args:
+        for _, t, mode in args:
             slot = slots.setdefault(t.buffer, len(slots))
             operands.append((slot, t.ref, t.delta, t.extent, t.dtype.itemsize))
             signature.append((slot, t.dtype.code, mode))
@@ -304,7 +309,12 @@ class Graph:
         self.steps.append((pipeline, operands, w.words, w.patches, groups))
 
     def _compile(
-        self, name: str, args: Sequence[tuple[str, Tensor, str]], slots: dict[Any, int], w: Words, source: Callable[[Words], str]
+        self,
+        name: str,
+        args: Sequence[tuple[str, Tensor, str]],
+        slots: dict[Any, int],
+        w: Words,
+        source: Callable[[Words], str],
     ) -> int:
         operands = [wgsl.Operand(arg, t.dtype, slots[t.buffer], mode) for arg, t, mode in args]
         uniform_slots = -(-len(w.words) // 64)
@@ -322,14 +332,14 @@ class Graph:
     def finish(self, results: Sequence[Tensor]) -> tuple[Any, ...]:
         """The plain tuples the native core reads (bridge.cpp)."""
         place: dict[int, int] = {}
-        outputs = []
+        outputs: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
         for t in results:
             if t.ref < 0:
                 place[t.ref] = REF_OUTPUT + len(outputs)
                 outputs.append((-1, t.dtype.code, t.sizes, t.strides))
             else:
                 outputs.append((t.ref, t.dtype.code, t.sizes, t.strides))
-        temps = []
+        temps: list[int] = []
         for t in self.created:
             if t.ref < 0 and t.ref not in place:
                 place[t.ref] = REF_TEMP + len(temps)

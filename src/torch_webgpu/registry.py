@@ -116,11 +116,11 @@ def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
                 f"{'cpu' if value.device == 0 else 'another'} (a tensor of shape {list(value.sizes)}) "
                 f"in {graph.op}; move it with .to('webgpu')"
             )
-        dtype = wgsl.DTYPES.get(value.dtype)
-        if dtype is None:
+        known = wgsl.DTYPES.get(value.dtype)
+        if known is None:
             raise UnsupportedDTypeError(f"{graph.op}: webgpu has no tensors of c10 scalar type {value.dtype}")
         buffer = ("arg", value.alias) if value.device == _PRIVATEUSE1 else ("cpu", value.ref)
-        return Tensor(value.ref, buffer, dtype, value.sizes, value.strides, 0, value.offset, value.wrapped)
+        return Tensor(value.ref, buffer, known, value.sizes, value.strides, 0, value.offset, value.wrapped)
     if isinstance(value, list):
         return [_convert(graph, v, index, entry) for v in value]
     return value

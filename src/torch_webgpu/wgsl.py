@@ -250,7 +250,9 @@ def _with_library(code: str) -> str:
 def assemble(operands: Sequence[Operand], slots: int, uniform_slots: int, body: str) -> str:
     """A whole WGSL module: bindings, accessors, the helpers used, and the body with its ``main``."""
     written = written_slots(operands, slots)
-    atomic = [any(o.slot == k and ((o.mode == "w" and o.dtype.packed) or o.mode in "a+") for o in operands) for k in range(slots)]
+    atomic = [
+        any(o.slot == k and ((o.mode == "w" and o.dtype.packed) or o.mode in "a+") for o in operands) for k in range(slots)
+    ]
     head = []
     for k in range(slots):
         element = "atomic<u32>" if atomic[k] else "u32"

@@ -15,9 +15,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         raise RuntimeError(f"attention: query, key and value must have 4 dimensions, got {q}, {k}, {v}")
     if q.sizes[3] != k.sizes[3] or k.sizes[:3] != v.sizes[:3] or q.sizes[0] != k.sizes[0] or q.sizes[1] % k.sizes[1]:
-        raise RuntimeError(f"attention: shapes do not fit: query {q}, key {k}, value {v}; heads of the query must be a multiple")
+        raise RuntimeError(
+            f"attention: shapes do not fit: query {q}, key {k}, value {v}; heads of the query must be a multiple"
+        )
     if q.sizes[3] > 2 * WORKGROUP or v.sizes[3] > 2 * WORKGROUP:
-        raise RuntimeError(f"attention: head dimensions above {2 * WORKGROUP} are not supported, got {q.sizes[3]}, {v.sizes[3]}")
+        raise RuntimeError(
+            f"attention: head dimensions above {2 * WORKGROUP} are not supported, got {q.sizes[3]}, {v.sizes[3]}"
+        )
     if max(q.sizes[:3]) > MAX_GROUPS:
         raise RuntimeError(f"attention: more than {MAX_GROUPS} queries, heads or batches, got {q}; split the sequence")
 
@@ -53,6 +57,8 @@ def _attention(graph: Graph, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     def source(w: Words) -> str:
         return render("attention", w=w, workgroup=WORKGROUP, causal=causal, mask=kind)
 
-    args = [("q", q, "r"), ("k", k, "r"), ("v", v, "r"), ("o", out, "w")] + ([("mask", mask, "r")] if mask is not None else [])
+    args = [("q", q, "r"), ("k", k, "r"), ("v", v, "r"), ("o", out, "w")] + (
+        [("mask", mask, "r")] if mask is not None else []
+    )
     graph.launch("attention", args, words, source, (length, h, b), (causal, kind))
     return out

@@ -323,9 +323,7 @@ def _batch_norm_backward(
 ) -> list[Tensor]:
     _check(graph, x, weight=weight)
     if grad.sizes != x.sizes:
-        raise RuntimeError(
-            f"{graph.op}: gradient {list(grad.sizes)} and input {list(x.sizes)} must have the same shape"
-        )
+        raise RuntimeError(f"{graph.op}: gradient {list(grad.sizes)} and input {list(x.sizes)} must have the same shape")
     channels, dtype = (x.sizes[1],), weight.dtype if weight is not None else x.dtype
     if x.numel == 0:
         return [graph.new(x.sizes, x.dtype), *(fill(graph, graph.new(channels, dtype), 0) for _ in range(2))]

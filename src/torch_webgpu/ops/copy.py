@@ -30,7 +30,8 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     for t in kept:
         if t.ndim != ndim or any(a != b for i, (a, b) in enumerate(zip(t.sizes, kept[0].sizes, strict=True)) if i != d):
             raise RuntimeError(
-                f"Sizes of tensors must match except in dimension {d}. Expected {list(kept[0].sizes)} but got {list(t.sizes)}"
+                f"Sizes of tensors must match except in dimension {d}. Expected {list(kept[0].sizes)} but got "
+                f"{list(t.sizes)}"
             )
     sizes = list(kept[0].sizes)
     sizes[d] = sum(t.sizes[d] for t in kept)
@@ -54,7 +55,9 @@ def as_words(t: Tensor, row: int) -> tuple[Tensor, int] | None:
     if not t.contiguous or bytes_ % 4 or not t.aligned(4):
         return None
     scale = t.dtype.itemsize / 4
-    words = Tensor(t.ref, t.buffer, I32, (t.numel * t.dtype.itemsize // 4,), (1,), int(t.delta * scale), int(t.offset * scale))
+    words = Tensor(
+        t.ref, t.buffer, I32, (t.numel * t.dtype.itemsize // 4,), (1,), int(t.delta * scale), int(t.offset * scale)
+    )
     return words, bytes_ // 4
 
 

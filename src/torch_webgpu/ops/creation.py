@@ -18,8 +18,8 @@ def fill(graph: Graph, out: Tensor, value: Operand) -> Tensor:
     """``out[...] = value``."""
     c = out.dtype.cls
     if dtype_of(value).is_float and c != "f":
-        value = value.value if isinstance(value, Scalar) else value
-        value = bool(value) if c == "b" else int(value)
+        number: Any = value.value if isinstance(value, Scalar) else value
+        value = bool(number) if c == "b" else int(number)
     emit(graph, "{0}", [value], [c], c, out, "fill")
     return out
 
@@ -37,7 +37,7 @@ def _zero(graph: Graph, x: Tensor) -> Tensor:
     return fill(graph, x, 0)
 
 
-def _number(x: Any) -> int | float:
+def _number(x: Any) -> Any:
     return x.value if isinstance(x, Scalar) else x
 
 

@@ -30,7 +30,8 @@ def _as_positions(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> li
             at = len(out)
             if t.shape != x.shape[at : at + t.dim()]:
                 raise IndexError(
-                    f"The shape of the mask {list(t.shape)} at index {at} does not match the shape of the indexed tensor {list(x.shape)}"
+                    f"The shape of the mask {list(t.shape)} at index {at} does not match the shape of the indexed tensor "
+                    f"{list(x.shape)}"
                 )
             out.extend(torch.nonzero(t.cpu()).to(x.device).unbind(1))
         else:
@@ -42,12 +43,18 @@ def _index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.
     return torch.ops.aten.index.Tensor(self, _as_positions(self, indices))
 
 
-def _index_put(self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+def _index_put(
+    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
     return torch.ops.aten.index_put(self, _as_positions(self, indices), values.to(self.device), accumulate)
 
 
 def _index_put_(
-    self: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+    self: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> torch.Tensor:
     torch.ops.aten.index_put_(self, _as_positions(self, indices), values.to(self.device), accumulate)
     return self

@@ -10,7 +10,19 @@ from ..recipe import Graph, Tensor, Words, grid, product, register_error
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import BOOL, I64, U8
-from .pointwise import LINEAR, MAIN, WORKGROUP, Operand, broadcast_shapes, collapse, compute, copy_into, emit, index_code, index_words
+from .pointwise import (
+    LINEAR,
+    MAIN,
+    WORKGROUP,
+    Operand,
+    broadcast_shapes,
+    collapse,
+    compute,
+    copy_into,
+    emit,
+    index_code,
+    index_words,
+)
 from .reduction import normal_dims
 
 MOST_INDICES = 5  # with source, destination and error buffer: the eight bindings every adapter has
@@ -37,11 +49,14 @@ def apart(graph: Graph, t: Tensor, written: Tensor) -> Tensor:
 
 
 def checked_index(name: str, at: str, t: Tensor, size: str, w: Words, negative: bool) -> str:
-    """WGSL that loads an index into ``k_<name>`` (u32), wraps negatives, and reports one that is out of range and skips it."""
-    lines = [f"var raw_{name} = {wgsl.cast(f'ld_{name}({at})', t.dtype.cls, 'l')};"]
+    """WGSL that loads an index into ``k_<name>`` (u32), wraps negatives, and reports and skips one out of range."""
+    lines = [
+        f"let given_{name} = {wgsl.cast(f'ld_{name}({at})', t.dtype.cls, 'l')};",
+        f"var raw_{name} = given_{name};",
+    ]
     if negative:
         lines.append(f"if (neg_(raw_{name})) {{ raw_{name} = add64(raw_{name}, vec2<u32>({size}, 0u)); }}")
-    lines.append(f"if (raw_{name}.y != 0u || raw_{name}.x >= {size}) {{ fail_e({w.error}, {wgsl.cast(f'ld_{name}({at})', t.dtype.cls, 'l')}, {size}); return; }}")
+    lines.append(f"if (raw_{name}.y != 0u || raw_{name}.x >= {size}) {{ fail_e({w.error}, given_{name}, {size}); return; }}")
     lines.append(f"let k_{name} = raw_{name}.x;")
     return "\n".join(lines)
 
@@ -87,7 +102,16 @@ def _index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: 
 
 
 def _index_window(
-    graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool, low: int, length: int, j_count: int, r_count: int
+    graph: Graph,
+    where: Indexed,
+    x: Tensor,
+    other: Tensor,
+    mode: str,
+    negative: bool,
+    low: int,
+    length: int,
+    j_count: int,
+    r_count: int,
 ) -> None:
     names = [f"i{k}" for k in range(len(where.indices))]
     other_j, other_r = where.split(other)
@@ -125,7 +149,11 @@ def _index_window(
         at_x, at_y = " + ".join(["x_rx", *terms]), "x_jy + x_ry"
         value = wgsl.cast(f"ld_y({at_y})", other.dtype.cls, x.dtype.cls)
         lines.append(
-            {"get": f"st_y({at_y}, ld_x({at_x}));", "put": f"st_x({at_x}, {value});", "add": f"acc_x({at_x}, {value});"}[mode]
+            {
+                "get": f"st_y({at_y}, ld_x({at_x}));",
+                "put": f"st_x({at_x}, {value});",
+                "add": f"acc_x({at_x}, {value});",
+            }[mode]
         )
         return "\n".join([*lines, "}"])
 
@@ -178,13 +206,20 @@ _PUT_ON_HOST = {
 
 @lower("index_put", "_index_put_impl_", "_unsafe_index_put", mixed=True)
 def _index_put(
-    graph: Graph, x: Tensor, indices: Sequence[Tensor | None], values: Operand, accumulate: bool = False, unsafe: bool = False
+    graph: Graph,
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Operand,
+    accumulate: bool = False,
+    unsafe: bool = False,
 ) -> Tensor | str:
-    scalars = any(t is not None and not isinstance(t, Tensor) for t in (*indices, values))
-    if scalars or values.buffer[0] == "cpu" or _needs_host(indices):
+    scalars = any(t is not None and not isinstance(t, Tensor) for t in indices)
+    if not isinstance(values, Tensor) or scalars or values.buffer[0] == "cpu" or _needs_host(indices):
         return _PUT_ON_HOST[graph.op]
     if values.dtype is not x.dtype:
-        raise RuntimeError(f"Index put requires the source and destination dtypes match, got {x.dtype.name} and {values.dtype.name}")
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype.name} and {values.dtype.name}"
+        )
     out = begin_update(graph, x)
     where = Indexed(graph, x, [t if t is None else apart(graph, t, out) for t in indices])
     _check_empty_dims(x, where)
@@ -234,7 +269,10 @@ def _index_update(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tens
     out = begin_update(graph, x)
     where, axis = _along(graph, x, dim, apart(graph, index, out))
     if tuple(source.sizes) != where.result:
-        raise IndexError(f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, {where.shape[0]} indices)")
+        raise IndexError(
+            f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, "
+            f"{where.shape[0]} indices)"
+        )
     _index_launch(graph, where, out, apart(graph, source, out), mode, False)
     return out
 
@@ -268,7 +306,9 @@ def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand
 # ---------------------------------------------------------------------------------------------------- gather and scatter
 
 
-def _elementwise_index(graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str) -> None:
+def _elementwise_index(
+    graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str
+) -> None:
     """For each element of ``index``: ``other[i] = x[i with dim replaced]`` (get), or the reverse (put, add)."""
     (axis,) = normal_dims(max(x.ndim, 1), dim)
     if index.numel == 0:
@@ -316,7 +356,9 @@ def _check_index(graph: Graph, x: Tensor, index: Tensor) -> None:
     if index.dtype is not I64:
         raise RuntimeError(f"{graph.op}(): Expected dtype int64 for index, got {index.dtype.name}")
     if max(x.ndim, 1) != max(index.ndim, 1):
-        raise RuntimeError(f"{graph.op}: Index tensor must have the same number of dimensions as input tensor ({index} and {x})")
+        raise RuntimeError(
+            f"{graph.op}: Index tensor must have the same number of dimensions as input tensor ({index} and {x})"
+        )
 
 
 @lower("gather", inplace=False)
@@ -334,7 +376,9 @@ def _scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | 
     if source is not None:
         source = apart(graph, source, out)
         if any(a > b for a, b in zip(index.sizes, source.sizes, strict=True)):
-            raise RuntimeError(f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}")
+            raise RuntimeError(
+                f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}"
+            )
         source = source.view(index.sizes, source.strides)
     _elementwise_index(graph, out, dim, index, source, value, mode)
     return out

@@ -31,7 +31,9 @@ def product3(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, 
     if not _fits(limit, a, b, out, c) or z > MAX_GROUPS:
         dim = 0 if z > 1 else 2 if (not _fits(limit, b) or n > 1) and (n >= m or _fits(limit, a)) else 1
         if out.sizes[dim] == 1:
-            raise RuntimeError(f"{graph.op}: one row of {a} @ {b} exceeds the largest binding of {limit} bytes; split the matrix")
+            raise RuntimeError(
+                f"{graph.op}: one row of {a} @ {b} exceeds the largest binding of {limit} bytes; split the matrix"
+            )
         half = out.sizes[dim] // 2
         for start, length in ((0, half), (half, out.sizes[dim] - half)):
             product3(
@@ -88,11 +90,12 @@ def _launch(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, a
 
     if kernel == "gemv":
         x, y, _ = grid(n, GEMV_COLUMNS)
-        groups, static = (x, y, z), (m, c is not None)
+        groups = (x, y, z)
     elif kernel == "gemm":
-        groups, static = (-(-n // TILE), -(-m // TILE), z), (along, c is not None)
+        groups = (-(-n // TILE), -(-m // TILE), z)
     else:
-        groups, static = grid(z * m * n, PLAIN_WORKGROUP), (cls, c is not None)
+        groups = grid(z * m * n, PLAIN_WORKGROUP)
+    static = (m if kernel == "gemv" else 0, along if kernel == "gemm" else (), cls, c is not None)
     args = [("a", a, "r"), ("b", b, "r"), ("o", out, "w")] + ([("c", c, "r")] if c is not None else [])
     graph.launch(kernel, args, words, source, groups, static)
 
@@ -104,10 +107,13 @@ def _is(value: Any, number: float) -> bool:
 def _product(graph: Graph, a: Tensor, b: Tensor, c: Tensor | None = None, beta: Any = 0, alpha: Any = 1) -> Tensor:
     """Rank-3 product with optional addend; checks shapes and dtypes."""
     if a.dtype is not b.dtype:
-        raise RuntimeError(f"{graph.op}: expected m1 and m2 to have the same dtype, but got: {a.dtype.name} != {b.dtype.name}")
+        raise RuntimeError(
+            f"{graph.op}: expected m1 and m2 to have the same dtype, but got: {a.dtype.name} != {b.dtype.name}"
+        )
     if a.sizes[2] != b.sizes[1] or a.sizes[0] != b.sizes[0]:
         raise RuntimeError(
-            f"{graph.op}: mat1 and mat2 shapes cannot be multiplied ({a.sizes[1]}x{a.sizes[2]} and {b.sizes[1]}x{b.sizes[2]}, "
+            f"{graph.op}: mat1 and mat2 shapes cannot be multiplied ({a.sizes[1]}x{a.sizes[2]} and "
+            f"{b.sizes[1]}x{b.sizes[2]}, "
             f"batches {a.sizes[0]} and {b.sizes[0]})"
         )
     target = private_target(graph)
@@ -172,7 +178,9 @@ def _addmm(graph: Graph, c: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: 
 
 
 @lower("_addmm_activation")
-def _addmm_activation(graph: Graph, c: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> Tensor:
+def _addmm_activation(
+    graph: Graph, c: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Tensor:
     out = _drop(_product(graph, _lift(a), _lift(b), c, beta, alpha), 0)
     form = "gelu_tanh_({0})" if use_gelu else "select(max({0}, 0.0), {0}, isnan_({0}))"
     return compute(graph, form, [out], ["f"], "f", out.dtype, "activation")
@@ -202,7 +210,9 @@ def _addmv(graph: Graph, c: Tensor | None, a: Tensor, x: Tensor, beta: Any = 1, 
 def _dot(graph: Graph, x: Tensor, y: Tensor) -> Tensor:
     _need(graph, (x, 1), (y, 1))
     if x.sizes != y.sizes:
-        raise RuntimeError(f"inconsistent tensor size, expected tensor {list(x.sizes)} and src {list(y.sizes)} to have the same size")
+        raise RuntimeError(
+            f"inconsistent tensor size, expected tensor {list(x.sizes)} and src {list(y.sizes)} to have the same size"
+        )
     column = y.view((1, y.sizes[0], 1), (0, y.strides[0], 1))
     return _drop(_product(graph, _lift(_lift(x)), column), 0, 1, 2)
 

@@ -26,7 +26,8 @@ def _fold(value: str, merge: str, into: str, first: str, count: str) -> str:
     return (
         f"var {into} = {first};\nfor (var i = l; i < {count}; i += {WORKGROUP}u) {{ let v = {value}; {into} = "
         f"{merge.format(into, 'v')}; }}\npart[l] = {into};\nworkgroupBarrier();\n"
-        f"for (var s = {WORKGROUP // 2}u; s > 0u; s = s / 2u) {{ if (l < s) {{ part[l] = {merge.format('part[l]', 'part[l + s]')}; }}\n"
+        f"for (var s = {WORKGROUP // 2}u; s > 0u; s = s / 2u) {{\n"
+        f"if (l < s) {{ part[l] = {merge.format('part[l]', 'part[l + s]')}; }}\n"
         f"workgroupBarrier(); }}\n{into} = part[0];\nworkgroupBarrier();\n"
     )
 
@@ -74,7 +75,7 @@ def _softmax_launch(graph: Graph, x: Tensor, out: Tensor, rows: int, count: int,
             + _HEAD.format(wg=WORKGROUP)
             + f"if (row >= {w.rows}) {{ return; }}\nlet base = row / {w.inner} * {w.count} * {w.inner} + row % {w.inner};\n"
             + _fold(f"ld_x({at})", "fmaximum({0}, {1})", "m", "-inf_()", w.count)
-            + _fold(f"exp_(v_ - m)".replace("v_", f"ld_x({at})"), "({0} + {1})", "s", "0.0", w.count)
+            + _fold("exp_(v_ - m)".replace("v_", f"ld_x({at})"), "({0} + {1})", "s", "0.0", w.count)
             + f"for (var i = l; i < {w.count}; i += {WORKGROUP}u) {{ st_o({at}, {result}); }}\n}}"
         )
 
@@ -92,11 +93,14 @@ def _log_softmax_op(graph: Graph, x: Tensor, dim: int, half_to_float: bool) -> T
 
 
 @lower("native_layer_norm", results=3)
-def _layer_norm(graph: Graph, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: Any) -> list[Tensor]:
+def _layer_norm(
+    graph: Graph, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: Any
+) -> list[Tensor]:
     lead = x.ndim - len(shape)
     if list(x.sizes[lead:]) != list(shape):
         raise RuntimeError(
-            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], but got input of "
+            f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], "
+            "but got input of "
             f"size{list(x.sizes)}"
         )
     count = product(shape)

@@ -56,9 +56,7 @@ def _pad_kernel(graph: Graph, x: Tensor, out: Tensor, before: Sequence[int], mod
 
     def functions(w: Words) -> str:
         lines = [f"fn value_(i: u32) -> {wgsl.TYPE[cls]} {{\nvar at = 0u;"]
-        lines.append(
-            unpack("i", [f"c{d}" for d in range(rank)], [w.expr(f"o{d}") for d in range(1, rank)]) if rank else ""
-        )
+        lines.append(unpack("i", [f"c{d}" for d in range(rank)], [w.expr(f"o{d}") for d in range(1, rank)]) if rank else "")
         for d in range(rank):
             lines.append(f"{{ var t = bitcast<i32>(c{d} - {w.expr(f'b{d}')}); let n = bitcast<i32>({w.expr(f'n{d}')});")
             lines.append(_SOURCE[mode])

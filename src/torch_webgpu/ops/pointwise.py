@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import wgsl
-from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
+from ..recipe import Graph, Scalar, Tensor, Words, grid, register_error
 from ..registry import check_castable, lower
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
@@ -44,17 +44,15 @@ def result_dtype(*operands: Operand) -> DType:
     """PyTorch's result type: tensors with dimensions beat 0-dim tensors, which beat Python numbers, within a category."""
     best: list[DType | None] = [None, None, None]
     for x in operands:
-        p, d = _priority(x), dtype_of(x)
+        p, own = _priority(x), dtype_of(x)
         have = best[p]
-        best[p] = d if have is None else wgsl.promote(have, d)
+        best[p] = own if have is None else wgsl.promote(have, own)
     result: DType | None = None
     for d in (best[2], best[1], best[0]):
         if d is None:
             continue
-        if result is None:
+        if result is None or _CATEGORY[d.cls] > _CATEGORY[result.cls]:
             result = d
-        elif _CATEGORY[d.cls] > _CATEGORY[result.cls]:
-            result = d if best[2] is not result or d is not best[0] else d
     assert result is not None
     return result
 
@@ -68,7 +66,8 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
             if n != 1 and out[i] != n:
                 if out[i] != 1:
                     raise RuntimeError(
-                        f"The size of tensor a ({out[i]}) must match the size of tensor b ({n}) at non-singleton dimension {i}"
+                        f"The size of tensor a ({out[i]}) must match the size of tensor b ({n}) at non-singleton "
+                        f"dimension {i}"
                     )
                 out[i] = n
     return tuple(out)
@@ -131,7 +130,7 @@ def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i", pre
     return "\n".join(lines)
 
 
-def index_words(w: Words, sizes: Sequence[int], strides: dict[str, Sequence[int]], prefix: str = "") -> None:
+def index_words(w: Words, sizes: Sequence[int], strides: Mapping[str, Sequence[int]], prefix: str = "") -> None:
     """The uniform words that ``index_code`` reads."""
     for d, n in enumerate(sizes):
         w.u32(f"{prefix}s{d}", n)
@@ -150,10 +149,20 @@ def _split(out: Tensor, inputs: list[Tensor], limit: int) -> int | None:
     """The dimension to cut where one launch would touch more than a binding may cover, else None."""
     if all(t.extent * t.dtype.itemsize + 256 <= limit for t in (out, *inputs)):
         return None
-    return max(range(out.ndim), key=lambda d: (out.sizes[d] - 1) * max(t.strides[d] * t.dtype.itemsize for t in (out, *inputs)))
+    return max(
+        range(out.ndim), key=lambda d: (out.sizes[d] - 1) * max(t.strides[d] * t.dtype.itemsize for t in (out, *inputs))
+    )
 
 
-def emit(graph: Graph, expr: str, operands: Sequence[Operand], classes: Sequence[str], result_cls: str, out: Tensor, name: str) -> None:
+def emit(
+    graph: Graph,
+    expr: str,
+    operands: Sequence[Operand],
+    classes: Sequence[str],
+    result_cls: str,
+    out: Tensor,
+    name: str,
+) -> None:
     """Computes ``out = expr`` elementwise.
 
     Args:
@@ -236,7 +245,12 @@ def _emit_one(
                 f"{{ let i = k * {d.per_word}u + {e}u;\nif (i < {w.expr('n')}) {{ {index}\n"
                 f"bits = bits | ({wgsl.bits_of(d, value)} << {e * d.itemsize * 8}u); }} }}"
             )
-        return body + f"if (k * {d.per_word}u >= {w.expr('n')}) {{ return; }}\nvar bits = 0u;\n" + "\n".join(parts) + "\nst_o(k, bits);\n}"
+        return (
+            body
+            + f"if (k * {d.per_word}u >= {w.expr('n')}) {{ return; }}\nvar bits = 0u;\n"
+            + "\n".join(parts)
+            + "\nst_o(k, bits);\n}"
+        )
 
     args = [("o", out, mode)] + [(f"t{i}", t, "r") for i, t in tensors]
     kinds = tuple("t" if isinstance(x, Tensor) else "v" for x in operands)
@@ -329,18 +343,20 @@ def predicate(name: str, *, f: str, i: str = "false", l: str = "false", b: str =
         return compute(graph, forms[cls], [x], [cls], "b", BOOL, name)
 
 
-def binary_dtype(name: str, a: Operand, b: Operand) -> DType:
-    """The dtype a binary op computes in."""
-    return result_dtype(a, b)
-
-
-def binary(*names: str, f: str | None, i: str | None, l: str | None, b: str | None = None, compares: bool = False) -> None:  # noqa: E741
+def binary(
+    *names: str,
+    f: str | None,
+    i: str | None,
+    l: str | None,  # noqa: E741
+    b: str | None = None,
+    compares: bool = False,
+) -> None:
     """A binary op; a missing float form means integers only, a missing integer form computes in float32."""
     forms = {"f": f, "i": i, "l": l, "b": b}
 
     @lower(*names)
     def lowering(graph: Graph, x: Operand, y: Operand) -> Tensor:
-        d = _comparison_dtype(x, y) if compares else result_dtype(x, y)
+        d = result_dtype(x, y)
         if forms[d.cls] is None:
             if f is None:
                 raise RuntimeError(f"\"{graph.op}\" not implemented for '{d.name}'")
@@ -351,14 +367,15 @@ def binary(*names: str, f: str | None, i: str | None, l: str | None, b: str | No
         return compute(graph, form, [x, y], [d.cls, d.cls], "b" if compares else d.cls, out, names[0])
 
 
-def _comparison_dtype(x: Operand, y: Operand) -> DType:
-    """As promotion, except that an integer tensor and a Python float compare as floats, exactly where it matters."""
-    return result_dtype(x, y)
-
-
 unary("abs", f="abs({0})", i="abs({0})", l="abs64({0})", b="{0}")
 unary("neg", f="-({0})", i="(0 - {0})", l="neg64({0})")
-unary("sign", f="select(sign({0}), 0.0, isnan_({0}))", i="sign({0})", l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))", b="{0}")
+unary(
+    "sign",
+    f="select(sign({0}), 0.0, isnan_({0}))",
+    i="sign({0})",
+    l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))",
+    b="{0}",
+)
 unary("sgn", f="select(sign({0}), 0.0, isnan_({0}))", i="sign({0})")
 unary("square", f="({0} * {0})", i="({0} * {0})", l="mul64({0}, {0})")
 unary("relu", f="select(max({0}, 0.0), {0}, isnan_({0}))", i="max({0}, 0)", l="max64({0}, vec2<u32>(0u))")
@@ -415,7 +432,9 @@ def _arithmetic(name: str, f: str, i: str, l: str, b: str | None) -> None:  # no
         d = result_dtype(x, y)
         form = {"f": f, "i": i, "l": l, "b": b}[d.cls]
         if form is None:
-            raise RuntimeError("Subtraction, the `-` operator, with two bool tensors is not supported; use `^` or logical_xor")
+            raise RuntimeError(
+                "Subtraction, the `-` operator, with two bool tensors is not supported; use `^` or logical_xor"
+            )
         if not isinstance(alpha, Scalar) and alpha == 1:
             return compute(graph, form, [x, y], [d.cls] * 2, d.cls, d, name)
         if dtype_of(alpha).is_float and not d.is_float:
@@ -443,11 +462,54 @@ binary("minimum", f="fminimum({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})"
 binary("fmax", f="fmax_({0}, {1})", i="max({0}, {1})", l="max64({0}, {1})", b="({0} || {1})")
 binary("fmin", f="fmin_({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})", b="({0} && {1})")
 binary("atan2", f="atan2({0}, {1})", i=None, l=None)
-binary("bitwise_and.Tensor", "bitwise_and.Scalar", "__and__.Tensor", "__and__.Scalar", f=None, i="({0} & {1})", l="({0} & {1})", b="({0} && {1})")
-binary("bitwise_or.Tensor", "bitwise_or.Scalar", "__or__.Tensor", "__or__.Scalar", f=None, i="({0} | {1})", l="({0} | {1})", b="({0} || {1})")
-binary("bitwise_xor.Tensor", "bitwise_xor.Scalar", "__xor__.Tensor", "__xor__.Scalar", f=None, i="({0} ^ {1})", l="({0} ^ {1})", b="({0} != {1})")
-binary("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Tensor", "__lshift__.Scalar", f=None, i="shl32({0}, {1})", l="shl64({0}, {1}.x)")
-binary("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Tensor", "__rshift__.Scalar", f=None, i="shr32({0}, {1})", l="shr64({0}, {1}.x)")
+binary(
+    "bitwise_and.Tensor",
+    "bitwise_and.Scalar",
+    "__and__.Tensor",
+    "__and__.Scalar",
+    f=None,
+    i="({0} & {1})",
+    l="({0} & {1})",
+    b="({0} && {1})",
+)
+binary(
+    "bitwise_or.Tensor",
+    "bitwise_or.Scalar",
+    "__or__.Tensor",
+    "__or__.Scalar",
+    f=None,
+    i="({0} | {1})",
+    l="({0} | {1})",
+    b="({0} || {1})",
+)
+binary(
+    "bitwise_xor.Tensor",
+    "bitwise_xor.Scalar",
+    "__xor__.Tensor",
+    "__xor__.Scalar",
+    f=None,
+    i="({0} ^ {1})",
+    l="({0} ^ {1})",
+    b="({0} != {1})",
+)
+binary(
+    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "__lshift__.Tensor",
+    "__lshift__.Scalar",
+    f=None,
+    i="shl32({0}, {1})",
+    l="shl64({0}, {1}.x)",
+)
+binary(
+    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "__rshift__.Tensor",
+    "__rshift__.Scalar",
+    f=None,
+    i="shr32({0}, {1})",
+    l="shr64({0}, {1}.x)",
+)
 for _name, _f, _l, _b in (
     ("eq", "({0} == {1})", "eq64({0}, {1})", "({0} == {1})"),
     ("ne", "({0} != {1})", "(!eq64({0}, {1}))", "({0} != {1})"),
@@ -550,7 +612,14 @@ def _pow(graph: Graph, x: Operand, y: Operand) -> Tensor:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     if d.is_float and isinstance(y, (int, float, Scalar)) and not isinstance(y, bool):
         number = y.value if isinstance(y, Scalar) else y
-        simple = {2: "({0} * {0})", 1: "{0}", 0.5: "sqrt({0})", 3: "({0} * {0} * {0})", -1: "(1.0 / {0})", -0.5: "(1.0 / sqrt({0}))"}
+        simple = {
+            2: "({0} * {0})",
+            1: "{0}",
+            0.5: "sqrt({0})",
+            3: "({0} * {0} * {0})",
+            -1: "(1.0 / {0})",
+            -0.5: "(1.0 / sqrt({0}))",
+        }
         if number in simple and isinstance(x, Tensor):
             return compute(graph, simple[number], [x], ["f"], "f", d, "pow")
     cls = "i" if d.cls == "b" else d.cls
@@ -579,7 +648,8 @@ def _bounded(graph: Graph, x: Tensor, low: Operand | None, high: Operand | None)
     d = result_dtype(x, *(v for v in (low, high) if v is not None))
     c = "i" if d.cls == "b" else d.cls
     largest, smallest = {"f": ("fmaximum", "fminimum"), "i": ("max", "min"), "l": ("max64", "min64")}[c]
-    expr, operands = "{0}", [x]
+    expr = "{0}"
+    operands: list[Operand] = [x]
     for function, bound in ((largest, low), (smallest, high)):
         if bound is not None:
             expr = f"{function}({expr}, {{{len(operands)}}})"
@@ -657,7 +727,9 @@ def _lerp(graph: Graph, a: Tensor, b: Tensor, weight: Operand) -> Tensor:
 
 
 @lower("nan_to_num")
-def _nan_to_num(graph: Graph, x: Tensor, nan: Operand | None = None, high: Operand | None = None, low: Operand | None = None) -> Tensor:
+def _nan_to_num(
+    graph: Graph, x: Tensor, nan: Operand | None = None, high: Operand | None = None, low: Operand | None = None
+) -> Tensor:
     if not x.dtype.is_float:
         return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
     import torch
@@ -682,9 +754,6 @@ for _name, _expr in {
 
 @lower("threshold_backward", out="grad_input")
 def _threshold_backward(graph: Graph, grad: Tensor, x: Tensor, threshold: Operand) -> Tensor:
-    return compute(graph, "select({0}, 0.0, {1} <= {2})", [grad, x, threshold], ["f"] * 3, "f", grad.dtype, "threshold_backward")
-
-
-def size_of(shape: Sequence[int]) -> int:
-    """Number of elements of a shape."""
-    return product(shape)
+    return compute(
+        graph, "select({0}, 0.0, {1} <= {2})", [grad, x, threshold], ["f"] * 3, "f", grad.dtype, "threshold_backward"
+    )

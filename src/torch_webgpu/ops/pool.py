@@ -37,9 +37,7 @@ def _pooled_size(graph: Graph, x: Tensor, n: int, k: int, s: int, p: int, d: int
     if ceil and (size - 1) * s >= n + p:
         size -= 1
     if size < 1:
-        raise RuntimeError(
-            f"{graph.op}: Given input size: {list(x.sizes)} and kernel size {k}: Output size is too small"
-        )
+        raise RuntimeError(f"{graph.op}: Given input size: {list(x.sizes)} and kernel size {k}: Output size is too small")
     return size
 
 

@@ -87,8 +87,7 @@ def _stores(w: Words, out: Tensor, name: str, values: Sequence[str], cls: str, w
         lines = []
         for k in range(0, per, d.per_word):
             parts = [
-                f"({wgsl.bits_of(d, cast(values[k + e], cls, d.cls))} << {8 * d.itemsize * e}u)"
-                for e in range(d.per_word)
+                f"({wgsl.bits_of(d, cast(values[k + e], cls, d.cls))} << {8 * d.itemsize * e}u)" for e in range(d.per_word)
             ]
             at = f"c * {per}u + {k}u"
             lines.append(f"if ({at} < {w.n}) {{ st_{name}(({at}) / {d.per_word}u, {' | '.join(parts)}); }}")
@@ -133,9 +132,7 @@ def draw(
     """
     if out.numel == 0:
         return out
-    tensors = (
-        {"o": out} | ({"p": parameter} if parameter is not None else {}) | ({"m": mask} if mask is not None else {})
-    )
+    tensors = {"o": out} | ({"p": parameter} if parameter is not None else {}) | ({"m": mask} if mask is not None else {})
     walks = {name: _walk(t) for name, t in tensors.items()}
     per = how.per_counter
     counters = -(-out.numel // per)
@@ -341,9 +338,7 @@ def _check_chance(p: Number, op: str) -> None:
 
 def _bernoulli_number(graph: Graph, out: Tensor, p: Number, generator: int) -> Tensor:
     _check_chance(p, "bernoulli_")
-    return draw(
-        graph, Draw("bernoulli", "b", "(unit(r[{e}]) < {chance})", numbers={"chance": (p, "f")}), out, generator
-    )
+    return draw(graph, Draw("bernoulli", "b", "(unit(r[{e}]) < {chance})", numbers={"chance": (p, "f")}), out, generator)
 
 
 def _bernoulli_tensor(graph: Graph, out: Tensor, p: Tensor, generator: int) -> Tensor:

@@ -68,7 +68,12 @@ def _extremum(cls: str, largest: bool) -> Reducer:
         "b": ("any_", "all_"),
     }[cls]
     if cls == "b":
-        return _simple("amax" if largest else "amin", "b", "false" if largest else "true", "(a || {b})" if largest else "(a && {b})")
+        return _simple(
+            "amax" if largest else "amin",
+            "b",
+            "false" if largest else "true",
+            "(a || {b})" if largest else "(a && {b})",
+        )
     return _simple(
         "amax" if largest else "amin",
         cls,
@@ -197,7 +202,13 @@ def _reduce_into(
 
 
 def _reduce_halves(
-    graph: Graph, reducer: Reducer, halves: Sequence[Tensor], dims: tuple[int, ...], outs: Sequence[Tensor], scale: float, p: Any
+    graph: Graph,
+    reducer: Reducer,
+    halves: Sequence[Tensor],
+    dims: tuple[int, ...],
+    outs: Sequence[Tensor],
+    scale: float,
+    p: Any,
 ) -> None:
     """Reduces two parts of the reduced dimensions one after the other and merges them elementwise."""
     if reducer.struct:
@@ -219,10 +230,17 @@ def _reduce_halves(
 def _segments(graph: Graph, reducer: Reducer, x: Tensor, outer: Any, inner: Any, rows: int, count: int) -> Any:
     """First stage of two: partial results of ``SEGMENTS`` interleaved segments a row."""
     partial = graph.new((rows, SEGMENTS), {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls])
-    plain = Reducer(reducer.name, reducer.cls, reducer.state, reducer.first, reducer.put, reducer.merge, (("a", reducer.cls),))
+    plain = Reducer(
+        reducer.name, reducer.cls, reducer.state, reducer.first, reducer.put, reducer.merge, (("a", reducer.cls),)
+    )
     _launch(graph, plain, x, [partial], outer, inner, rows, count, 1.0, 0.0, SEGMENTS)
     merged = Reducer(
-        reducer.name, reducer.cls, reducer.state, reducer.first, re.sub(r"\bb\b", "v", reducer.merge), reducer.merge,
+        reducer.name,
+        reducer.cls,
+        reducer.state,
+        reducer.first,
+        re.sub(r"\bb\b", "v", reducer.merge),
+        reducer.merge,
         reducer.finish,
     )
     sizes, (strides,) = collapse([rows], [[SEGMENTS]])
@@ -273,16 +291,22 @@ def _launch(
                 + "\n".join(finish)
                 + "\n}"
             )
-        start, step = ("l", f"{WORKGROUP}u") if segments == 1 else (f"(o % {segments}u) * {WORKGROUP}u + l", f"{segments * WORKGROUP}u")
+        start, step = (
+            ("l", f"{WORKGROUP}u")
+            if segments == 1
+            else (f"(o % {segments}u) * {WORKGROUP}u + l", f"{segments * WORKGROUP}u")
+        )
         return head + (
             f"fn merge_(a: {reducer.state}, b: {reducer.state}) -> {reducer.state} {{ return {reducer.merge}; }}\n"
             f"var<workgroup> shared_: array<{reducer.state}, {WORKGROUP}>;\n"
             + MAIN.format(wg=WORKGROUP)
             + f"let o = g.y * n.x + g.x;\nif (o >= {w.rows}) {{ return; }}\n"
             + index_code(w, outer_rank, ["x"], row, "o")
-            + f"\nvar a: {reducer.state} = {reducer.first};\nfor (var r = {start}; r < {w.count}; r += {step}) {{\n{loop}}}\n"
+            + f"\nvar a: {reducer.state} = {reducer.first};\n"
+            + f"for (var r = {start}; r < {w.count}; r += {step}) {{\n{loop}}}\n"
             + "shared_[l] = a;\nworkgroupBarrier();\n"
-            + f"for (var s = {WORKGROUP // 2}u; s > 0u; s = s / 2u) {{\nif (l < s) {{ shared_[l] = merge_(shared_[l], shared_[l + s]); }}\n"
+            + f"for (var s = {WORKGROUP // 2}u; s > 0u; s = s / 2u) {{\n"
+            + "if (l < s) { shared_[l] = merge_(shared_[l], shared_[l + s]); }\n"
             + "workgroupBarrier();\n}\nif (l == 0u) {\na = shared_[0];\n"
             + "\n".join(finish)
             + "\n}\n}"
@@ -290,7 +314,17 @@ def _launch(
 
     args = [("x", x, "r")] if count else []  # an empty tensor has no buffer to bind
     args += [(f"o{k}", out, "w") for k, out in enumerate(outs)]
-    static = (reducer.name, reducer.cls, reducer.finish, reducer.put, outer_rank, inner_rank, by_row, segments, count == 0)
+    static = (
+        reducer.name,
+        reducer.cls,
+        reducer.finish,
+        reducer.put,
+        outer_rank,
+        inner_rank,
+        by_row,
+        segments,
+        count == 0,
+    )
     graph.launch("reduce", args, words, source, grid(rows * segments, 1 if by_row else WORKGROUP), static)
 
 
@@ -340,7 +374,9 @@ def _mean(graph: Graph, x: Tensor, dims: Any = None, keepdim: Any = False, dtype
 
 def _check_not_empty(graph: Graph, x: Tensor, axes: Sequence[int]) -> None:
     if product([x.sizes[i] for i in axes]) == 0 and product([n for i, n in enumerate(x.sizes) if i not in axes]) != 0:
-        raise IndexError(f"{graph.op}(): Expected reduction dim to have non-zero size, got shape {list(x.sizes)}; specify a dim")
+        raise IndexError(
+            f"{graph.op}(): Expected reduction dim to have non-zero size, got shape {list(x.sizes)}; specify a dim"
+        )
 
 
 @lower("amax", inplace=False)
@@ -387,7 +423,9 @@ def _arg(graph: Graph, x: Tensor, dim: int | None, keepdim: bool, largest: bool)
     axes = normal_dims(x.ndim, dim)
     _check_not_empty(graph, x, axes)
     full = _arg_extremum(x.dtype.cls, largest)
-    only_index = Reducer(full.name, full.cls, full.state, full.first, full.put, full.merge, full.finish[1:], full.struct, full.helpers)
+    only_index = Reducer(
+        full.name, full.cls, full.state, full.first, full.put, full.merge, full.finish[1:], full.struct, full.helpers
+    )
     return reduce(graph, only_index, x, axes, keepdim, [I64])[0]
 
 
@@ -416,7 +454,9 @@ def _all(graph: Graph, x: Tensor, dims: Any = None, keepdim: bool = False) -> Te
     return _boolean(graph, x, dims, keepdim, False)
 
 
-def _variance(graph: Graph, x: Tensor, dims: Any, correction: Any, keepdim: bool, deviation: bool, with_mean: bool) -> list[Tensor]:
+def _variance(
+    graph: Graph, x: Tensor, dims: Any, correction: Any, keepdim: bool, deviation: bool, with_mean: bool
+) -> list[Tensor]:
     if not x.dtype.is_float:
         raise RuntimeError(f"{graph.op} only support floating point dtypes, got {x.dtype.name}")
     p = 1.0 if correction is None else correction
@@ -445,7 +485,9 @@ def _std_mean(graph: Graph, x: Tensor, dims: Any = None, correction: Any = None,
 
 
 @lower("linalg_vector_norm", inplace=False)
-def _vector_norm(graph: Graph, x: Tensor, ord: Any = 2, dims: Any = None, keepdim: bool = False, dtype: int | None = None) -> Tensor:  # noqa: A002
+def _vector_norm(
+    graph: Graph, x: Tensor, ord: Any = 2, dims: Any = None, keepdim: bool = False, dtype: int | None = None
+) -> Tensor:
     order = float(ord.value if isinstance(ord, Scalar) else ord)
     d = wgsl.DTYPES[dtype] if dtype is not None else x.dtype
     forms = {

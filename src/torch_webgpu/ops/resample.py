@@ -11,8 +11,7 @@ from .gather import five, gather, triple, unpack
 
 # Sampling positions, in elements of the input; s is input elements an output element.
 _COORDINATES = (
-    "fn source_(o: u32, s: f32, aligned: bool) -> f32 {\n"
-    "return select((f32(o) + 0.5) * s - 0.5, f32(o) * s, aligned);\n}\n"
+    "fn source_(o: u32, s: f32, aligned: bool) -> f32 {\nreturn select((f32(o) + 0.5) * s - 0.5, f32(o) * s, aligned);\n}\n"
 )
 # Keys' cubic convolution kernel (1981) at distance x with parameter a.
 _CUBIC = (
@@ -30,9 +29,7 @@ def _scale(n: int, size: int, aligned: bool, given: Any) -> float:
     return 1.0 / factor if factor is not None and factor > 0 else n / size
 
 
-def _resample(
-    graph: Graph, x: Tensor, size: Any, scales: tuple[Any, ...], aligned: bool, rank: int, filter_: str
-) -> Tensor:
+def _resample(graph: Graph, x: Tensor, size: Any, scales: tuple[Any, ...], aligned: bool, rank: int, filter_: str) -> Tensor:
     """Resamples ``rank`` trailing dimensions to ``size``; ``filter_`` is a key of ``_VALUES``."""
     if x.ndim != rank + 2 or len(size) != rank:
         raise RuntimeError(
@@ -98,8 +95,7 @@ def _filtered(w: Words, filter_: str, rank: int) -> str:
     for level, d in enumerate(axes):
         lines.append(f"for (var j_{d} = 0; j_{d} < n_{d}; j_{d}++) {{\n{_weight(d, filter_)}")
         lines.append(
-            f"let at_{d} = {offset} + {w.expr(f'x{d}')} * "
-            f"u32(clamp(f_{d} + j_{d}, 0, bitcast<i32>({w.expr(f'i{d}')}) - 1));"
+            f"let at_{d} = {offset} + {w.expr(f'x{d}')} * u32(clamp(f_{d} + j_{d}, 0, bitcast<i32>({w.expr(f'i{d}')}) - 1));"
         )
         offset = f"at_{d}"
         if level + 1 < rank:

@@ -599,9 +599,7 @@ def _searchsorted(
 
 
 @lower("bucketize.Tensor", "bucketize.Scalar")
-def _bucketize(
-    graph: Graph, x: Tensor | Scalar | float, edges: Tensor, int32: bool = False, right: bool = False
-) -> Tensor:
+def _bucketize(graph: Graph, x: Tensor | Scalar | float, edges: Tensor, int32: bool = False, right: bool = False) -> Tensor:
     if edges.ndim != 1:
         raise RuntimeError(f"bucketize(): boundaries tensor must be 1 dimension, but got dim({edges.ndim})")
     return search(graph, edges, x, int32, right, None)
