@@ -194,11 +194,12 @@ def _reduce_into(
         return
     out_sizes, (out_strides,) = collapse([x.sizes[i] for i in outer], [[x.strides[i] for i in outer]])
     in_sizes, (in_strides,) = collapse([x.sizes[i] for i in dims], [[x.strides[i] for i in dims]])
-    if count >= SPLIT_FROM and rows <= 256 and not reducer.struct:
-        x, out_sizes, out_strides, in_sizes, in_strides, count, reducer = _segments(
+    index: Tensor | None = None
+    if count >= SPLIT_FROM and rows <= 256 and reducer.name != "moments":
+        x, index, out_sizes, out_strides, in_sizes, in_strides, count, reducer = _segments(
             graph, reducer, x, (out_sizes, out_strides), (in_sizes, in_strides), rows, count
         )
-    _launch(graph, reducer, x, outs, (out_sizes, out_strides), (in_sizes, in_strides), rows, count, scale, p)
+    _launch(graph, reducer, x, outs, (out_sizes, out_strides), (in_sizes, in_strides), rows, count, scale, p, 1, index)
 
 
 def _reduce_halves(
@@ -228,23 +229,18 @@ def _reduce_halves(
 
 
 def _segments(graph: Graph, reducer: Reducer, x: Tensor, outer: Any, inner: Any, rows: int, count: int) -> Any:
-    """First stage of two: partial results of ``SEGMENTS`` interleaved segments a row."""
-    partial = graph.new((rows, SEGMENTS), {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls])
-    plain = Reducer(
-        reducer.name, reducer.cls, reducer.state, reducer.first, reducer.put, reducer.merge, (("a", reducer.cls),)
-    )
-    _launch(graph, plain, x, [partial], outer, inner, rows, count, 1.0, 0.0, SEGMENTS)
-    merged = Reducer(
-        reducer.name,
-        reducer.cls,
-        reducer.state,
-        reducer.first,
-        re.sub(r"\bb\b", "v", reducer.merge),
-        reducer.merge,
-        reducer.finish,
-    )
+    """First stage of two: partial results of ``SEGMENTS`` interleaved segments a row (positions too, for arg-extrema)."""
+    positions = bool(reducer.struct)
+    partial = [graph.new((rows, SEGMENTS), {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls])]
+    finish: tuple[tuple[str, str], ...] = (("a", reducer.cls),)
+    if positions:
+        partial.append(graph.new((rows, SEGMENTS), I64))
+        finish = (("a.v", reducer.cls), ("vec2<u32>(a.i, 0u)", "l"))
+    _launch(graph, replace(reducer, finish=finish), x, partial, outer, inner, rows, count, 1.0, 0.0, SEGMENTS)
+    put = reducer.put.replace("r)", "q)") if positions else re.sub(r"\bb\b", "v", reducer.merge)
+    merged = replace(reducer, put=put)
     sizes, (strides,) = collapse([rows], [[SEGMENTS]])
-    return partial, sizes, strides, [SEGMENTS], [1], SEGMENTS, merged
+    return partial[0], partial[1] if positions else None, sizes, strides, [SEGMENTS], [1], SEGMENTS, merged
 
 
 def _launch(
@@ -259,7 +255,9 @@ def _launch(
     scale: float,
     p: Any,
     segments: int = 1,
+    index: Tensor | None = None,
 ) -> None:
+    """One dispatch. ``index`` holds the positions of the elements of ``x`` where those are partial results (``q``)."""
     by_row = count > SMALL and rows <= MAX_GROUPS * 256
     if segments > 1:
         by_row = True
@@ -279,7 +277,12 @@ def _launch(
             for k, (out, (expr, cls)) in enumerate(zip(outs, reducer.finish, strict=False))
         ]
         value = wgsl.cast("ld_x(x_ox + x_ix)", x.dtype.cls, reducer.cls)
-        loop = f"{index_code(w, inner_rank, ['x'], 'r', 'i')}\nlet v = {value};\na = {reducer.put};\n" if count else ""
+        position = "let q = ld_q(x_ox + x_ix).x;\n" if index is not None else ""
+        loop = (
+            f"{index_code(w, inner_rank, ['x'], 'r', 'i')}\n{position}let v = {value};\na = {reducer.put};\n"
+            if count
+            else ""
+        )
         row = "o" if segments == 1 else f"(o / {segments}u)"
         head = f"{reducer.struct}\n{reducer.helpers}\n"
         if not by_row:
@@ -313,6 +316,7 @@ def _launch(
         )
 
     args = [("x", x, "r")] if count else []  # an empty tensor has no buffer to bind
+    args += [("q", index, "r")] if index is not None else []
     args += [(f"o{k}", out, "w") for k, out in enumerate(outs)]
     static = (
         reducer.name,
