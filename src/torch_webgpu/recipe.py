@@ -93,6 +93,8 @@ class Tensor:
         return self._contiguous == 1
 
     def _find_contiguous(self) -> int:
+        if 0 in self.sizes:
+            return 1
         step = 1
         for n, s in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             if n != 1:

@@ -142,6 +142,7 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
         targets, args = args[len(args) - entry.results :], args[: len(args) - entry.results]
     if targets:
         graph.target = targets[0]
+        _check_overlap(graph, targets)
     result = entry.lowering(graph, *args)
     if result is NotImplemented:
         return _without_lowering(name, overload, key)
@@ -150,6 +151,18 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     results = [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
     return graph.finish(results)
+
+
+def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:
+    """Refuses to write a tensor whose elements share memory (an expanded one), unless all get the same value."""
+    if graph.op.partition(".")[0] in ("fill_", "zero_"):
+        return
+    for t in targets:
+        if t.numel > 1 and any(stride == 0 and size > 1 for size, stride in zip(t.sizes, t.strides, strict=True)):
+            raise RuntimeError(
+                f"unsupported operation in {graph.op}: more than one element of the written-to tensor refers to a single "
+                "memory location. Please clone() the tensor before performing the operation."
+            )
 
 
 def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:

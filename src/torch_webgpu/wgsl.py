@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
 
 import torch
+
+from .errors import UnsupportedDTypeError
 
 TEMPLATES = Path(__file__).parent / "kernels" / "templates"
 
@@ -63,7 +67,19 @@ F16 = DType("float16", 5, 2, "f", 0, torch.float16)
 F32 = DType("float32", 6, 4, "f", 2, torch.float32)
 BOOL = DType("bool", 11, 1, "b", 0, torch.bool)
 BF16 = DType("bfloat16", 15, 2, "f", 1, torch.bfloat16)
-DTYPES = {d.code: d for d in (U8, I8, I16, I32, I64, F16, F32, BOOL, BF16)}
+
+
+class _ByCode(dict[int, DType]):
+    """Dtypes by c10's scalar type number; others raise an error that says what to do."""
+
+    _OTHERS = MappingProxyType({7: "float64", 8: "complex32", 9: "complex64", 10: "complex128"})
+
+    def __missing__(self, code: int) -> NoReturn:
+        name = self._OTHERS.get(code, f"c10 scalar type {code}")
+        raise UnsupportedDTypeError(f"webgpu has no {name} tensors: WGSL has no such numbers; use float32, or the CPU")
+
+
+DTYPES: dict[int, DType] = _ByCode({d.code: d for d in (U8, I8, I16, I32, I64, F16, F32, BOOL, BF16)})
 BY_TORCH = {d.torch: d for d in DTYPES.values()}
 
 TYPE = {"f": "f32", "i": "i32", "l": "vec2<u32>", "b": "bool"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -61,16 +61,49 @@ def _index_put_(
 
 
 def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, but got {mask.dtype}")
     x, m = torch.broadcast_tensors(self, mask)
     return x[m]
 
 
 def _masked_scatter_(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    if self.dtype is not source.dtype:
+        raise RuntimeError(
+            f"masked_scatter_: expected self and source to have same dtypes but got {self.dtype} and {source.dtype}"
+        )
     m = mask.expand(self.shape)
     self[m] = source.reshape(-1)[: int(m.sum())]
     return self
 
 
+def _triangle_indices(name: str) -> Callable[..., torch.Tensor]:
+    """``tril_indices`` and its twin; PyTorch's formula for devices needs float64."""
+
+    def run(
+        row: int,
+        col: int,
+        offset: int = 0,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> torch.Tensor:
+        return getattr(torch, name)(row, col, offset, dtype=dtype or torch.int64).to(device or "webgpu")
+
+    return run
+
+
+def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    return torch.repeat_interleave(repeats.cpu(), output_size=output_size).to(repeats.device)
+
+
+for _name in ("tril_indices", "triu_indices"):
+    _aten.impl(_name, _triangle_indices(_name), "PrivateUse1")
+_aten.impl("repeat_interleave.Tensor", _repeat_interleave, "PrivateUse1")
 _package.impl("index_on_host", _index, "PrivateUse1")
 _package.impl("index_put_on_host", _index_put, "PrivateUse1")
 _package.impl("index_put_on_host_", _index_put_, "PrivateUse1")

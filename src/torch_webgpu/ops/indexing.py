@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import wgsl
-from ..recipe import Graph, Tensor, Words, grid, product, register_error
+from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
 from ..registry import lower
 from ..runtime import device
-from ..wgsl import BOOL, I64, U8
+from ..wgsl import BOOL, U8
 from .pointwise import (
     LINEAR,
     MAIN,
@@ -19,6 +19,7 @@ from .pointwise import (
     collapse,
     compute,
     copy_into,
+    dtype_of,
     emit,
     index_code,
     index_words,
@@ -68,6 +69,9 @@ class Indexed:
     """The geometry of ``x[indices]``: which dimensions are indexed, and the shape of the result."""
 
     def __init__(self, graph: Graph, x: Tensor, indices: Sequence[Tensor | None]) -> None:
+        for t in indices:
+            if t is not None and (t.dtype.is_float or t.dtype.cls == "b" or t.dtype.itemsize < 4):
+                raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
         if len(indices) > x.ndim:
             raise IndexError(f"too many indices for tensor of dimension {x.ndim} (got {len(indices)})")
         given = [(d, t) for d, t in enumerate(indices) if t is not None]
@@ -229,6 +233,8 @@ def _index_put(
 
 @lower("embedding")
 def _embedding(graph: Graph, weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
+    if weight.ndim != 2:
+        raise RuntimeError(f"'weight' must be 2-D, got shape {list(weight.sizes)}")
     where = Indexed(graph, weight, [indices])
     out = graph.new((*indices.sizes, *weight.sizes[1:]), weight.dtype)
     _index_launch(graph, where, weight, out, "get", False)
@@ -247,33 +253,44 @@ def _embedding_backward(graph: Graph, grad: Tensor, indices: Tensor, rows: int, 
 
 
 def _along(graph: Graph, x: Tensor, dim: int, index: Tensor) -> tuple[Indexed, int]:
-    (axis,) = normal_dims(max(x.ndim, 1), dim)
+    """``x`` must have a dimension (see ``_line``)."""
+    (axis,) = normal_dims(x.ndim, dim)
+    if index.dtype.cls not in "il" or index.dtype.itemsize < 4:
+        raise RuntimeError(f"{graph.op}(): Expected dtype int32 or int64 for index, got {index.dtype.name}")
     if index.ndim > 1:
         raise IndexError(f"{graph.op}: Index is supposed to be a vector, got shape {list(index.sizes)}")
     line = index if index.ndim == 1 else index.view((1,), (1,))
     return Indexed(graph, x, [*([None] * axis), line]), axis
 
 
+def _line(t: Tensor) -> Tensor:
+    """A 0-dim tensor as a vector of one element; ATen's index ops treat them alike."""
+    return t if t.ndim else t.view((1,), (1,))
+
+
 @lower("index_select", inplace=False)
 def _index_select(graph: Graph, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if x.ndim == 0:
-        return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
-    where, _ = _along(graph, x, dim, index)
-    out = graph.new(where.result, x.dtype)
-    _check_empty_dims(x, where)
-    _index_launch(graph, where, x, out, "get", False)
+    where, _ = _along(graph, _line(x), dim, index)
+    if x.ndim == 0 and where.shape != (1,):
+        raise IndexError(f"{graph.op}(): Index to scalar can have only 1 value, got {product(where.shape)} value(s)")
+    out = graph.new(where.result if x.ndim else (), x.dtype)
+    _check_empty_dims(_line(x), where)
+    _index_launch(graph, where, _line(x), _line(out), "get", False)
     return out
 
 
 def _index_update(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, mode: str) -> Tensor:
     out = begin_update(graph, x)
-    where, axis = _along(graph, x, dim, apart(graph, index, out))
+    if source.dtype is not x.dtype:
+        raise RuntimeError(f"{graph.op}(): self ({x.dtype.name}) and source ({source.dtype.name}) must have the same dtype")
+    where, axis = _along(graph, _line(x), dim, apart(graph, index, out))
+    source = _line(source) if x.ndim <= 1 else source
     if tuple(source.sizes) != where.result:
-        raise IndexError(
+        raise RuntimeError(
             f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, "
             f"{where.shape[0]} indices)"
         )
-    _index_launch(graph, where, out, apart(graph, source, out), mode, False)
+    _index_launch(graph, where, _line(out), apart(graph, source, out), mode, False)
     return out
 
 
@@ -293,13 +310,19 @@ def _index_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor,
     return _index_update(graph, x, dim, index, source, "add")
 
 
+def _plain_number(value: Any) -> Any:
+    return value.value if isinstance(value, Scalar) else value
+
+
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     out = begin_update(graph, x)
-    where, _ = _along(graph, x, dim, apart(graph, index, out))
+    where, _ = _along(graph, _line(x), dim, apart(graph, index, out))
+    if dtype_of(value).is_float and not x.dtype.is_float:
+        value = bool(_plain_number(value)) if x.dtype is BOOL else int(_plain_number(value))
     filled = graph.new((1,), x.dtype)
     emit(graph, "{0}", [value], [x.dtype.cls], x.dtype.cls, filled, "fill")
-    _index_launch(graph, where, out, filled.expand(where.result), "put", False)
+    _index_launch(graph, where, _line(out), filled.expand(where.result), "put", True)
     return out
 
 
@@ -326,7 +349,7 @@ def _elementwise_index(
         w.u32("n", index.numel)
         w.u32("size", size)
         w.u32("stride", stride)
-        w.u32("error", register_error("IndexError", _MESSAGE.format(op=graph.op)))
+        w.u32("error", register_error("RuntimeError", _MESSAGE.format(op=graph.op)))
         if other is None:
             w.number("value", value, x.dtype.cls)
         index_words(w, sizes, dict(zip(names, strides, strict=True)))
@@ -352,29 +375,45 @@ def _elementwise_index(
     graph.launch("gather", args, words, source, grid(index.numel, WORKGROUP), (mode, len(sizes), other is None))
 
 
-def _check_index(graph: Graph, x: Tensor, index: Tensor) -> None:
-    if index.dtype is not I64:
-        raise RuntimeError(f"{graph.op}(): Expected dtype int64 for index, got {index.dtype.name}")
-    if max(x.ndim, 1) != max(index.ndim, 1):
+def _check_index(graph: Graph, x: Tensor, index: Tensor, dim: int) -> None:
+    if index.dtype.cls not in "il":
+        raise RuntimeError(f"{graph.op}(): Expected an integer dtype for index, got {index.dtype.name}")
+    if index.numel and max(x.ndim, 1) != max(index.ndim, 1):
         raise RuntimeError(
             f"{graph.op}: Index tensor must have the same number of dimensions as input tensor ({index} and {x})"
         )
+    if index.numel and x.ndim and index.ndim:
+        (axis,) = normal_dims(x.ndim, dim)
+        if any(d != axis and n > x.sizes[d] for d, n in enumerate(index.sizes)):
+            raise RuntimeError(
+                f"{graph.op}: Size does not match: expected index {list(index.sizes)} to be no larger than self "
+                f"{list(x.sizes)} "
+                f"apart from dimension {axis}"
+            )
 
 
 @lower("gather", inplace=False)
 def _gather(graph: Graph, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    _check_index(graph, x, index)
+    _check_index(graph, x, index, dim)
     out = graph.new(index.sizes, x.dtype)
     _elementwise_index(graph, x, dim, index, out, None, "get")
     return out
 
 
 def _scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | None, value: Any, mode: str) -> Tensor:
-    _check_index(graph, x, index)
+    _check_index(graph, x, index, dim)
     out = begin_update(graph, x)
     index = apart(graph, index, out)
     if source is not None:
+        if source.dtype is not x.dtype:
+            raise RuntimeError(f"{graph.op}(): self ({x.dtype.name}) and src ({source.dtype.name}) must have the same dtype")
         source = apart(graph, source, out)
+        if index.numel == 0:
+            return out
+        if max(source.ndim, 1) != max(index.ndim, 1):
+            raise RuntimeError(
+                f"{graph.op}: Index tensor must have the same number of dimensions as src tensor ({index} and {source})"
+            )
         if any(a > b for a, b in zip(index.sizes, source.sizes, strict=True)):
             raise RuntimeError(
                 f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}"
@@ -449,6 +488,10 @@ def _flip(graph: Graph, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 @lower("roll", inplace=False)
 def _roll(graph: Graph, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if len(shifts) == 0:
+        raise RuntimeError("`shifts` required")
+    if len(dims) != len(shifts) and (dims or len(shifts) != 1):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims: {len(dims)}")
     if not dims:
         flat = x if x.ndim == 1 else None
         if flat is None:
@@ -456,7 +499,10 @@ def _roll(graph: Graph, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = 
         dims = [0]
     moved = [0] * x.ndim
     for shift, d in zip(shifts, dims, strict=True):
-        moved[d] += shift
+        if x.ndim == 0:
+            raise IndexError(f"Dimension specified as {d} but tensor has no dimensions")
+        (axis,) = normal_dims(x.ndim, d)
+        moved[axis] += shift
 
     def words(w: Words) -> None:
         for d in range(x.ndim):

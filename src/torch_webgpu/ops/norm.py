@@ -97,6 +97,8 @@ def _layer_norm(
     graph: Graph, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: Any
 ) -> list[Tensor]:
     lead = x.ndim - len(shape)
+    if not shape:
+        raise RuntimeError("Expected normalized_shape to be at least 1-dimensional, got []")
     if list(x.sizes[lead:]) != list(shape):
         raise RuntimeError(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid, register_error
@@ -319,6 +319,21 @@ def float_dtype(d: DType) -> DType:
     return d if d.is_float else F32
 
 
+REFUSED = "refused"  # in place of a form: PyTorch has no such op on this class
+
+
+def refuse(graph: Graph, d: DType) -> NoReturn:
+    """Raises as PyTorch does where an op is not defined on a dtype."""
+    raise RuntimeError(f"\"{graph.op}\" not implemented for '{d.name}'")
+
+
+def need_float(graph: Graph, *operands: Operand) -> None:
+    """Refuses integer and bool tensors."""
+    for x in operands:
+        if isinstance(x, Tensor) and not x.dtype.is_float:
+            refuse(graph, x.dtype)
+
+
 def unary(name: str, *, f: str, i: str | None = None, l: str | None = None, b: str | None = None) -> None:  # noqa: E741
     """A unary op; without integer forms, integers are computed in float32."""
     forms = {"f": f, "i": i, "l": l, "b": b}
@@ -327,6 +342,8 @@ def unary(name: str, *, f: str, i: str | None = None, l: str | None = None, b: s
     def lowering(graph: Graph, x: Operand, *_rest: Any) -> Tensor:
         d = dtype_of(x)
         form = forms[d.cls]
+        if form == REFUSED:
+            refuse(graph, d)
         if form is None:
             d = float_dtype(d)
             form = f
@@ -359,7 +376,7 @@ def binary(
         d = result_dtype(x, y)
         if forms[d.cls] is None:
             if f is None:
-                raise RuntimeError(f"\"{graph.op}\" not implemented for '{d.name}'")
+                refuse(graph, d)
             d = float_dtype(d)
         form = forms[d.cls]
         assert form is not None
@@ -368,7 +385,7 @@ def binary(
 
 
 unary("abs", f="abs({0})", i="abs({0})", l="abs64({0})", b="{0}")
-unary("neg", f="-({0})", i="(0 - {0})", l="neg64({0})")
+unary("neg", f="-({0})", i="(0 - {0})", l="neg64({0})", b=REFUSED)
 unary(
     "sign",
     f="select(sign({0}), 0.0, isnan_({0}))",
@@ -376,9 +393,15 @@ unary(
     l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))",
     b="{0}",
 )
-unary("sgn", f="select(sign({0}), 0.0, isnan_({0}))", i="sign({0})")
+unary(
+    "sgn",
+    f="select(sign({0}), 0.0, isnan_({0}))",
+    i="sign({0})",
+    l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))",
+    b="{0}",
+)
 unary("square", f="({0} * {0})", i="({0} * {0})", l="mul64({0}, {0})")
-unary("relu", f="select(max({0}, 0.0), {0}, isnan_({0}))", i="max({0}, 0)", l="max64({0}, vec2<u32>(0u))")
+unary("relu", f="select(max({0}, 0.0), {0}, isnan_({0}))", i="max({0}, 0)", l="max64({0}, vec2<u32>(0u))", b=REFUSED)
 for _name, _expr in {
     "exp": "exp_({0})",
     "exp2": "exp2({0})",
@@ -393,11 +416,16 @@ for _name, _expr in {
     "sin": "sin_({0})",
     "cos": "cos_({0})",
     "tan": "(sin_({0}) / cos_({0}))",
-    "asin": "asin({0})",
-    "acos": "acos({0})",
-    "atan": "atan({0})",
-    "sinh": "(0.5 * (exp_({0}) - exp_(-({0}))))",
-    "cosh": "(0.5 * (exp_({0}) + exp_(-({0}))))",
+    "asin": "asin_({0})",
+    "acos": "acos_({0})",
+    "atan": "atan_({0})",
+    "asinh": "asinh_({0})",
+    "acosh": "acosh_({0})",
+    "atanh": "atanh_({0})",
+    "sinh": "sinh_({0})",
+    "cosh": "cosh_({0})",
+    "lgamma": "lgamma_({0})",
+    "digamma": "digamma_({0})",
     "tanh": "tanh_({0})",
     "erf": "erf_({0})",
     "erfc": "erfc_({0})",
@@ -412,9 +440,9 @@ for _name, _expr in {
     if _name != "log_sigmoid":
         unary(_name, f=_expr)
 for _name, _expr in {"floor": "floor({0})", "ceil": "ceil({0})", "trunc": "trunc({0})", "round": "round({0})"}.items():
-    unary(_name, f=_expr, i="{0}", l="{0}")
-unary("frac", f="({0} - trunc({0}))")
-unary("bitwise_not", f="{0}", i="(~{0})", l="(~{0})", b="(!{0})")
+    unary(_name, f=_expr, i="{0}", l="{0}", b=REFUSED)
+unary("frac", f="({0} - trunc({0}))", i=REFUSED, l=REFUSED, b=REFUSED)
+unary("bitwise_not", f=REFUSED, i="(~{0})", l="(~{0})", b="(!{0})")
 predicate("isnan", f="isnan_({0})")
 predicate("isinf", f="isinf_({0})")
 predicate("isfinite", f="(!isnan_({0}) && !isinf_({0}))", i="true", l="true", b="true")
@@ -461,7 +489,7 @@ binary("maximum", f="fmaximum({0}, {1})", i="max({0}, {1})", l="max64({0}, {1})"
 binary("minimum", f="fminimum({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})", b="({0} && {1})")
 binary("fmax", f="fmax_({0}, {1})", i="max({0}, {1})", l="max64({0}, {1})", b="({0} || {1})")
 binary("fmin", f="fmin_({0}, {1})", i="min({0}, {1})", l="min64({0}, {1})", b="({0} && {1})")
-binary("atan2", f="atan2({0}, {1})", i=None, l=None)
+binary("atan2", f="atan2_({0}, {1})", i=None, l=None)
 binary(
     "bitwise_and.Tensor",
     "bitwise_and.Scalar",
@@ -520,8 +548,8 @@ for _name, _f, _l, _b in (
 ):
     # Subnormals differ from zero and NaN from everything, whatever a driver flushes or assumes.
     _exact = {
-        "eq": "(({0} == {1}) && !isnan_({0}) && (truth({0}) == truth({1})))",
-        "ne": "(({0} != {1}) || isnan_({0}) || (truth({0}) != truth({1})))",
+        "eq": "(({0} == {1}) && !isnan_({0}) && !isnan_({1}) && (truth({0}) == truth({1})))",
+        "ne": "(({0} != {1}) || isnan_({0}) || isnan_({1}) || (truth({0}) != truth({1})))",
     }.get(_name, f"({_f} && !isnan_({{0}}) && !isnan_({{1}}))")
     binary(f"{_name}.Tensor", f"{_name}.Scalar", f=_exact, i=_f, l=_l, b=_b, compares=True)
 for _name, _expr in (("logical_and", "({0} && {1})"), ("logical_or", "({0} || {1})"), ("logical_xor", "({0} != {1})")):
@@ -639,6 +667,10 @@ def _where(graph: Graph, condition: Tensor, x: Operand, y: Operand) -> Tensor:
 @lower("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(graph: Graph, x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     c = x.dtype.cls
+    if isinstance(value, Tensor) and value.ndim:
+        raise RuntimeError(f"masked_fill only supports a 0-dimensional value tensor, but got shape {list(value.sizes)}")
+    if mask.dtype is not BOOL:
+        raise RuntimeError(f"masked_fill only supports boolean masks, but got dtype {mask.dtype.name}")
     if dtype_of(value).is_float and c != "f":
         raise RuntimeError(f"value cannot be converted to type {x.dtype.name} without overflow")
     return compute(graph, "select({0}, {2}, {1})", [x, mask, value], [c, "b", c], c, x.dtype, "masked_fill")
@@ -654,6 +686,8 @@ def _bounded(graph: Graph, x: Tensor, low: Operand | None, high: Operand | None)
         if bound is not None:
             expr = f"{function}({expr}, {{{len(operands)}}})"
             operands.append(bound)
+    if d.cls == "b":
+        refuse(graph, d)
     if len(operands) == 1:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     return compute(graph, expr, operands, [c] * len(operands), c, d, "clamp")
@@ -676,40 +710,58 @@ def _clamp_max(graph: Graph, x: Tensor, high: Operand) -> Tensor:
 
 @lower("hardtanh")
 def _hardtanh(graph: Graph, x: Tensor, low: Operand, high: Operand) -> Tensor:
+    if not x.dtype.is_float:  # unlike clamp, integers stay integers and the bounds are truncated
+        low, high = (int(v.value) if isinstance(v, Scalar) else v for v in (low, high))
     return _bounded(graph, x, low, high)
 
 
 @lower("gelu")
 def _gelu(graph: Graph, x: Tensor, approximate: str = "none") -> Tensor:
+    need_float(graph, x)
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError(f"approximate argument must be either none or tanh, got {approximate}")
     form = "gelu_tanh_({0})" if approximate == "tanh" else "gelu_({0})"
     return compute(graph, form, [x], ["f"], "f", x.dtype, "gelu")
 
 
 @lower("leaky_relu")
 def _leaky_relu(graph: Graph, x: Tensor, slope: Operand) -> Tensor:
+    need_float(graph, x)
     return compute(graph, "select({0}, {0} * {1}, {0} < 0.0)", [x, slope], ["f", "f"], "f", x.dtype, "leaky_relu")
 
 
 @lower("elu")
 def _elu(graph: Graph, x: Tensor, alpha: Operand, scale: Operand, input_scale: Operand) -> Tensor:
+    need_float(graph, x)
     form = "select({2} * {0}, {2} * {1} * expm1_({0} * {3}), {0} < 0.0)"
     return compute(graph, form, [x, alpha, scale, input_scale], ["f"] * 4, "f", x.dtype, "elu")
 
 
 @lower("softplus")
 def _softplus(graph: Graph, x: Tensor, beta: Operand, threshold: Operand) -> Tensor:
+    need_float(graph, x)
     form = "select(softplus_({0} * {1}) / {1}, {0}, {0} * {1} > {2})"
     return compute(graph, form, [x, beta, threshold], ["f"] * 3, "f", x.dtype, "softplus")
 
 
 @lower("threshold")
 def _threshold(graph: Graph, x: Tensor, threshold: Operand, value: Operand) -> Tensor:
-    return compute(graph, "select({0}, {2}, {0} <= {1})", [x, threshold, value], ["f"] * 3, "f", x.dtype, "threshold")
+    c = x.dtype.cls
+    if c == "b":
+        refuse(graph, x.dtype)
+    if c != "f":
+        threshold, value = (int(v.value) if isinstance(v, Scalar) else v for v in (threshold, value))
+    form = "select({0}, {2}, !lt64({1}, {0}))" if c == "l" else "select({0}, {2}, {0} <= {1})"
+    return compute(graph, form, [x, threshold, value], [c] * 3, c, x.dtype, "threshold")
 
 
 @lower("addcmul")
 def _addcmul(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) -> Tensor:
     d = result_dtype(x, a, b)
+    if d.cls == "b":
+        refuse(graph, d)
+    if dtype_of(value).is_float and not d.is_float:
+        raise RuntimeError("For integral input tensors, argument value must not be a floating point number.")
     if d.cls == "l":
         return compute(graph, "add64({0}, mul64({3}, mul64({1}, {2})))", [x, a, b, value], ["l"] * 4, "l", d, "addcmul")
     return compute(graph, "({0} + {3} * {1} * {2})", [x, a, b, value], [d.cls] * 4, d.cls, d, "addcmul")
@@ -717,11 +769,14 @@ def _addcmul(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) 
 
 @lower("addcdiv")
 def _addcdiv(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) -> Tensor:
+    if not a.dtype.is_float and not b.dtype.is_float:
+        raise RuntimeError("Integer division with addcdiv is no longer supported; use true_divide and add")
     return compute(graph, "({0} + {3} * ({1} / {2}))", [x, a, b, value], ["f"] * 4, "f", result_dtype(x, a, b), "addcdiv")
 
 
 @lower("lerp.Scalar", "lerp.Tensor")
 def _lerp(graph: Graph, a: Tensor, b: Tensor, weight: Operand) -> Tensor:
+    need_float(graph, a, b)
     form = "select({1} - ({1} - {0}) * (1.0 - {2}), {0} + {2} * ({1} - {0}), abs({2}) < 0.5)"
     return compute(graph, form, [a, b, weight], ["f"] * 3, "f", result_dtype(a, b), "lerp")
 

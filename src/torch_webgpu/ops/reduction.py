@@ -122,7 +122,14 @@ def _moments(deviation: bool) -> Reducer:
     variance = "select(a.m2 / max(a.n - {p}, 0.0), nan_(), a.n - {p} < 0.0 || (a.n - {p} == 0.0 && a.m2 == 0.0))"
     value = f"sqrt({variance})" if deviation else variance
     return Reducer(
-        "moments", "f", "A", "A(0.0, 0.0, 0.0)", "put_(a, v)", "join_(a, b)", ((value, "f"), ("a.mean", "f")), *_MOMENTS
+        "moments",
+        "f",
+        "A",
+        "A(0.0, 0.0, 0.0)",
+        "put_(a, v)",
+        "join_(a, b)",
+        ((value, "f"), ("select(a.mean, nan_(), a.n == 0.0)", "f")),
+        *_MOMENTS,
     )
 
 
@@ -386,6 +393,8 @@ def _check_not_empty(graph: Graph, x: Tensor, axes: Sequence[int]) -> None:
 @lower("amax", inplace=False)
 def _amax(graph: Graph, x: Tensor, dims: Any = (), keepdim: bool = False) -> Tensor:
     axes = normal_dims(x.ndim, dims)
+    if not dims and x.numel == 0:
+        raise RuntimeError(f"{graph.op}(): Expected reduction dim to be specified for input.numel() == 0. Specify a dim")
     _check_not_empty(graph, x, axes)
     return reduce(graph, _extremum(x.dtype.cls, True), x, axes, keepdim, [x.dtype])[0]
 
@@ -393,6 +402,8 @@ def _amax(graph: Graph, x: Tensor, dims: Any = (), keepdim: bool = False) -> Ten
 @lower("amin", inplace=False)
 def _amin(graph: Graph, x: Tensor, dims: Any = (), keepdim: bool = False) -> Tensor:
     axes = normal_dims(x.ndim, dims)
+    if not dims and x.numel == 0:
+        raise RuntimeError(f"{graph.op}(): Expected reduction dim to be specified for input.numel() == 0. Specify a dim")
     _check_not_empty(graph, x, axes)
     return reduce(graph, _extremum(x.dtype.cls, False), x, axes, keepdim, [x.dtype])[0]
 
@@ -501,9 +512,13 @@ def _vector_norm(
         float("inf"): ("fmaximum(a, abs(v))", "fmaximum(a, b)", "a"),
         float("-inf"): ("fminimum(a, abs(v))", "fminimum(a, b)", "a"),
     }
-    put, merge, finish = forms.get(order, ("(a + pow_f(abs(v), {p}))", "(a + b)", "pow_f(a, 1.0 / {p})"))
-    if order not in forms:
-        return NotImplemented
+    if not d.is_float:
+        raise RuntimeError(f"linalg.vector_norm: Expected a floating point tensor as input. Got {d.name}")
+    axes = normal_dims(x.ndim, dims)
+    if order < 0 or order == float("inf"):
+        _check_not_empty(graph, x, axes)
+    any_order = (f"(a + pow_f(abs(v), f32({order!r})))", "(a + b)", f"pow_f(a, f32({1 / order if order else 0.0!r}))")
+    put, merge, finish = forms.get(order, any_order)
     first = "inf_()" if order == float("-inf") else "0.0"
     reducer = Reducer(f"norm{order}", "f", "f32", first, put, merge, ((finish, "f"),))
-    return reduce(graph, reducer, x, normal_dims(x.ndim, dims), keepdim, [d])[0]
+    return reduce(graph, reducer, x, axes, keepdim, [d])[0]

@@ -56,7 +56,10 @@ fn f16bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
   let sign = (b >> 16u) & 0x8000u;
   let a = b & 0x7fffffffu;
-  if (a > 0x7f800000u) { return sign | 0x7e00u; }
+  if (a > 0x7f800000u) {
+    let payload = (a >> 13u) & 0x3ffu;
+    return sign | 0x7c00u | select(payload, 0x200u, payload == 0u);
+  }
   if (a >= 0x477ff000u) { return sign | 0x7c00u; }
   if (a < 0x38800000u) {
     if (a < 0x33000000u) { return sign; }
@@ -83,7 +86,7 @@ fn f16value(h: u32) -> f32 {
 
 fn bf16bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
-  if ((b & 0x7fffffffu) > 0x7f800000u) { return (b >> 16u) | 0x40u; }
+  if ((b & 0x7fffffffu) > 0x7f800000u) { return (b >> 16u) | select(0u, 0x40u, ((b >> 16u) & 0x7fu) == 0u); }
   return (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
 }
 
@@ -550,4 +553,165 @@ fn logaddexp(a: f32, b: f32) -> f32 {
   let m = max(a, b);
   if (isinf_(m)) { return m; }
   return m + log1p_(exp_(-abs(a - b)));
+}
+
+// Inverse trigonometric functions: the drivers' own are good to three or four digits only (polynomials of Cephes).
+fn atan_(x: f32) -> f32 {
+  if (isnan_(x)) { return x; }
+  var a = abs(x);
+  var y = 0.0;
+  if (a > 2.414213562373095) {
+    y = 1.5707963267948966;
+    a = select(-1.0 / a, 0.0, isinf_(a));
+  } else if (a > 0.4142135623730950) {
+    y = 0.7853981633974483;
+    a = (a - 1.0) / (a + 1.0);
+  }
+  let z = a * a;
+  y += (((8.05374449538e-2 * z - 1.38776856032e-1) * z + 1.99777106478e-1) * z - 3.33329491539e-1) * z * a + a;
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}
+
+fn atan2_(y: f32, x: f32) -> f32 {
+  if (isnan_(x) || isnan_(y)) { return nan_(); }
+  let sign_y = bitcast<u32>(y) & 0x80000000u;
+  let left = (bitcast<u32>(x) >> 31u) == 1u;
+  var a = 0.0;
+  if (isinf_(x) && isinf_(y)) {
+    a = 0.7853981633974483;
+  } else if (!truth(y)) {
+    a = 0.0;
+  } else if (!truth(x) || isinf_(y)) {
+    a = 1.5707963267948966;
+  } else if (!isinf_(x)) {
+    let big = max(abs(x), abs(y)) > 1e18;
+    a = atan_(select(abs(y), abs(y) * 1e-20, big) / select(abs(x), abs(x) * 1e-20, big));
+  }
+  return bitcast<f32>(bitcast<u32>(select(a, 3.141592653589793 - a, left)) | sign_y);
+}
+
+fn asin_core(a: f32) -> f32 {
+  let z = a * a;
+  return ((((4.2163199048e-2 * z + 2.4181311049e-2) * z + 4.5470025998e-2) * z + 7.4953002686e-2) * z + 1.6666752422e-1) * z * a + a;
+}
+
+fn asin_(x: f32) -> f32 {
+  let a = abs(x);
+  if (isnan_(x) || a > 1.0) { return nan_(); }
+  let y = select(asin_core(a), 1.5707963267948966 - 2.0 * asin_core(sqrt(max(0.5 * (1.0 - a), 0.0))), a > 0.5);
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}
+
+fn acos_(x: f32) -> f32 {
+  let a = abs(x);
+  if (isnan_(x) || a > 1.0) { return nan_(); }
+  if (a <= 0.5) { return 1.5707963267948966 - asin_(x); }
+  let half = 2.0 * asin_core(sqrt(max(0.5 * (1.0 - a), 0.0)));
+  return select(half, 3.141592653589793 - half, x < 0.0);
+}
+
+fn sinh_(x: f32) -> f32 {
+  let e = expm1_(abs(x));
+  let y = select(0.5 * (e + e / (e + 1.0)), exp_(abs(x) * 0.5) * (0.5 * exp_(abs(x) * 0.5)), abs(x) > 80.0);
+  return select(bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u)), x, isnan_(x));
+}
+
+fn cosh_(x: f32) -> f32 {
+  let h = exp_(abs(x) * 0.5);
+  return h * (0.5 * h) + select(0.5 * exp_(-abs(x)), 0.0, isinf_(h));
+}
+
+fn asinh_(x: f32) -> f32 {
+  let a = abs(x);
+  if (isnan_(x) || isinf_(x)) { return x; }
+  let y = select(log1p_(a + a * a / (1.0 + sqrt(a * a + 1.0))), log_(a) + 0.6931471805599453, a > 1e8);
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}
+
+fn acosh_(x: f32) -> f32 {
+  if (isnan_(x) || x < 1.0) { return nan_(); }
+  let t = x - 1.0;
+  return select(log1p_(t + sqrt(t * (t + 2.0))), log_(x) + 0.6931471805599453, x > 1e8);
+}
+
+fn atanh_(x: f32) -> f32 {
+  let a = abs(x);
+  if (isnan_(x) || a > 1.0) { return nan_(); }
+  let y = select(0.5 * log1p_(2.0 * a / (1.0 - a)), inf_(), a == 1.0);
+  return bitcast<f32>(bitcast<u32>(y) | (bitcast<u32>(x) & 0x80000000u));
+}
+
+fn hypot_(a: f32, b: f32) -> f32 {
+  if (isinf_(a) || isinf_(b)) { return inf_(); }
+  if (isnan_(a) || isnan_(b)) { return nan_(); }
+  let high = max(abs(a), abs(b));
+  if (!truth(high)) { return 0.0; }
+  let ratio = min(abs(a), abs(b)) / high;
+  return high * sqrt(1.0 + ratio * ratio);
+}
+
+fn gcd32(a: i32, b: i32) -> i32 {
+  var x = a;
+  var y = b;
+  loop {
+    if (y == 0) { break; }
+    let r = remt32(x, y);
+    x = y;
+    y = r;
+  }
+  return abs(x);
+}
+
+fn gcd64(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
+  var x = a;
+  var y = b;
+  loop {
+    if (eq64(y, vec2<u32>(0u))) { break; }
+    let r = remt64(x, y);
+    x = y;
+    y = r;
+  }
+  return abs64(x);
+}
+
+// Stirling's series after moving the argument beyond 8.
+fn lgamma_positive(x: f32) -> f32 {
+  if (isinf_(x)) { return x; }
+  var z = x;
+  var p = 1.0;
+  for (var i = 0; i < 8 && z < 8.0; i++) {
+    p = p * z;
+    z = z + 1.0;
+  }
+  let r = 1.0 / z;
+  let series = r * (0.08333333333 - r * r * (0.002777777778 - r * r * 0.0007936507937));
+  return (z - 0.5) * log_(z) - z + 0.9189385332046727 + series - log_(p);
+}
+
+fn lgamma_(x: f32) -> f32 {
+  if (isnan_(x)) { return x; }
+  if (isinf_(x)) { return inf_(); }
+  if (x > 0.0) { return lgamma_positive(x); }
+  if (x == floor(x)) { return inf_(); }
+  return 1.1447298858494002 - log_(abs(sin_(3.141592653589793 * (x - floor(x))))) - lgamma_positive(1.0 - x);
+}
+
+fn digamma_(x: f32) -> f32 {
+  if (isnan_(x)) { return x; }
+  if (!truth(x)) { return bitcast<f32>(0x7f800000u | (~bitcast<u32>(x) & 0x80000000u)); }
+  if (isinf_(x)) { return select(nan_(), x, x > 0.0); }
+  if (x < 0.0 && x == floor(x)) { return nan_(); }
+  var z = select(x, 1.0 - x, x < 0.0);
+  var y = 0.0;
+  for (var i = 0; i < 10 && z < 10.0; i++) {
+    y = y - 1.0 / z;
+    z = z + 1.0;
+  }
+  let r = 1.0 / (z * z);
+  y = y + log_(z) - 0.5 / z - r * (0.08333333333 - r * (0.008333333333 - r * 0.003968253968));
+  if (x < 0.0) {
+    let t = 3.141592653589793 * (x - floor(x));
+    y = y - 3.141592653589793 * cos_(t) / sin_(t);
+  }
+  return y;
 }
