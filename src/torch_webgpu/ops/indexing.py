@@ -91,7 +91,7 @@ class Indexed:
         return strides[self.lead : self.lead + k], strides[: self.lead] + strides[self.lead + k :]
 
 
-def _index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool) -> None:
+def index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool) -> None:
     """Moves elements between ``x`` (indexed) and ``other`` (result-shaped). ``mode``: ``get``, ``put`` or ``add``."""
     j_count, r_count = product(where.shape), product([x.sizes[d] for d in where.rest])
     if j_count * r_count == 0:
@@ -191,7 +191,7 @@ def _index(graph: Graph, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor 
     where = Indexed(graph, x, indices)
     out = graph.new(where.result, x.dtype)
     _check_empty_dims(x, where)
-    _index_launch(graph, where, x, out, "get", True)
+    index_launch(graph, where, x, out, "get", True)
     return out
 
 
@@ -227,7 +227,7 @@ def _index_put(
     out = begin_update(graph, x)
     where = Indexed(graph, x, [t if t is None else apart(graph, t, out) for t in indices])
     _check_empty_dims(x, where)
-    _index_launch(graph, where, out, apart(graph, values, out).expand(where.result), "add" if accumulate else "put", True)
+    index_launch(graph, where, out, apart(graph, values, out).expand(where.result), "add" if accumulate else "put", True)
     return out
 
 
@@ -237,7 +237,7 @@ def _embedding(graph: Graph, weight: Tensor, indices: Tensor, *_: Any) -> Tensor
         raise RuntimeError(f"'weight' must be 2-D, got shape {list(weight.sizes)}")
     where = Indexed(graph, weight, [indices])
     out = graph.new((*indices.sizes, *weight.sizes[1:]), weight.dtype)
-    _index_launch(graph, where, weight, out, "get", False)
+    index_launch(graph, where, weight, out, "get", False)
     return out
 
 
@@ -248,7 +248,7 @@ def _embedding_backward(graph: Graph, grad: Tensor, indices: Tensor, rows: int, 
     out = graph.new((rows, grad.sizes[-1]), grad.dtype)
     emit(graph, "{0}", [0], [grad.dtype.cls], grad.dtype.cls, out, "fill")
     where = Indexed(graph, out, [indices])
-    _index_launch(graph, where, out, grad, "add", False)
+    index_launch(graph, where, out, grad, "add", False)
     return out
 
 
@@ -275,7 +275,7 @@ def _index_select(graph: Graph, x: Tensor, dim: int, index: Tensor) -> Tensor:
         raise IndexError(f"{graph.op}(): Index to scalar can have only 1 value, got {product(where.shape)} value(s)")
     out = graph.new(where.result if x.ndim else (), x.dtype)
     _check_empty_dims(_line(x), where)
-    _index_launch(graph, where, _line(x), _line(out), "get", False)
+    index_launch(graph, where, _line(x), _line(out), "get", False)
     return out
 
 
@@ -290,7 +290,7 @@ def _index_update(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tens
             f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, "
             f"{where.shape[0]} indices)"
         )
-    _index_launch(graph, where, _line(out), apart(graph, source, out), mode, False)
+    index_launch(graph, where, _line(out), apart(graph, source, out), mode, False)
     return out
 
 
@@ -322,7 +322,7 @@ def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand
         value = bool(_plain_number(value)) if x.dtype is BOOL else int(_plain_number(value))
     filled = graph.new((1,), x.dtype)
     emit(graph, "{0}", [value], [x.dtype.cls], x.dtype.cls, filled, "fill")
-    _index_launch(graph, where, _line(out), filled.expand(where.result), "put", True)
+    index_launch(graph, where, _line(out), filled.expand(where.result), "put", True)
     return out
 
 
