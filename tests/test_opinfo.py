@@ -164,7 +164,11 @@ KNOWN: dict[tuple[str, torch.dtype], str] = {
     ("tensor_split", torch.float16): _HOST,
 }
 # Ops that accept some input which the CPU refuses.
-PERMISSIVE: dict[str, str] = {}
+PERMISSIVE: dict[str, str] = {
+    "amax": "more than 64 dimensions are no trouble",
+    "amin": "more than 64 dimensions are no trouble",
+    "nn.functional.adaptive_max_pool2d": "an empty output size stands for the input's",
+}
 _CREATE = {"arange", "linspace", "eye", "full", "logspace"}
 _TIES = {"sort", "topk", "kthvalue", "median"}  # the index of one of several equal elements is anyone's choice
 
@@ -262,7 +266,7 @@ def test_errors(info: OpInfo) -> None:
     for error in info.error_inputs("cpu"):
         sample = error.sample_input
         values = (sample.input, list(sample.args), sample.kwargs)
-        if not _supported(values):
+        if not _supported(values) or "out" in sample.kwargs:  # moved one by one, they share no memory any more
             continue
         moved_input, moved_args, moved_kwargs = _moved(values)
         if "device" in moved_kwargs:

@@ -408,3 +408,13 @@ def test_refused_dtypes() -> None:
         torch.arange(3, device=DEVICE, dtype=torch.float64)
     with pytest.raises(TypeError, match="float64"):
         torch.linspace(0, 1, 3, device=DEVICE, dtype=torch.float64)
+
+
+def test_overlapping_results_are_refused() -> None:
+    """A result cannot be written to memory that several of its elements share; filling it is fine."""
+    x = torch.ones(3, device=DEVICE)
+    shared = torch.zeros(1, device=DEVICE).expand(3)
+    for call in (lambda: shared.add_(x), lambda: torch.mul(x, x, out=shared), lambda: torch.cat([x[:1], x[:2]], out=shared)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            call()
+    assert shared.fill_(2).tolist() == [2.0, 2.0, 2.0]

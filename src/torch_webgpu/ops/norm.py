@@ -92,6 +92,14 @@ def _log_softmax_op(graph: Graph, x: Tensor, dim: int, half_to_float: bool) -> T
     return _softmax(graph, x, dim, F32 if half_to_float else x.dtype, True)
 
 
+def _check_shape(name: str, t: Tensor | None, shape: Sequence[int]) -> None:
+    if t is not None and list(t.sizes) != list(shape):
+        raise RuntimeError(
+            f"Expected {name} to be of same shape as normalized_shape, but got {name} of shape {list(t.sizes)} and "
+            f"normalized_shape = {list(shape)}"
+        )
+
+
 @lower("native_layer_norm", results=3)
 def _layer_norm(
     graph: Graph, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: Any
@@ -99,6 +107,8 @@ def _layer_norm(
     lead = x.ndim - len(shape)
     if not shape:
         raise RuntimeError("Expected normalized_shape to be at least 1-dimensional, got []")
+    _check_shape("weight", weight, shape)
+    _check_shape("bias", bias, shape)
     if list(x.sizes[lead:]) != list(shape):
         raise RuntimeError(
             f"Given normalized_shape={list(shape)}, expected input with shape [*, {', '.join(map(str, shape))}], "
@@ -144,6 +154,9 @@ def _rms_norm(graph: Graph, x: Tensor, shape: Sequence[int], weight: Tensor | No
     import torch
 
     lead = x.ndim - len(shape)
+    _check_shape("weight", weight, shape)
+    if list(x.sizes[lead:]) != list(shape):
+        raise RuntimeError(f"Given normalized_shape={list(shape)}, expected input with that shape at its end, got {x}")
     count, rows = product(shape), product(x.sizes[:lead])
     out, rstd = graph.new(x.sizes, x.dtype), graph.new((*x.sizes[:lead], *([1] * len(shape))), F32)
     if x.numel == 0:
