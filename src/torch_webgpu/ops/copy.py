@@ -24,6 +24,8 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not kept:
         return graph.new(tensors[0].sizes, dtype)
     ndim = kept[0].ndim
+    if any(t.ndim == 0 for t in kept):
+        raise RuntimeError("zero-dimensional tensor cannot be concatenated")
     d = dim + ndim if dim < 0 else dim
     if not 0 <= d < ndim:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], but got {dim})")
