@@ -234,8 +234,8 @@ def sample_picture() -> Tensor:
     from matplotlib import cbook
     from PIL import Image
 
-    with cbook.get_sample_data("grace_hopper.jpg") as file:
-        picture = Image.open(file).convert("RGB")
+    path = cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)
+    picture = Image.open(str(path)).convert("RGB")
     width, height = picture.size
     scale = 256 / min(width, height)
     picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
