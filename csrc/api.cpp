@@ -12,7 +12,8 @@ void load_api(const std::string& path, bool dawn) {
   TORCH_CHECK(library, "The WebGPU library ", path, " is not loaded: ", dlerror());
   auto bind = [&](auto& slot, const char* name) {
     slot = reinterpret_cast<std::decay_t<decltype(slot)>>(dlsym(library, name));
-    TORCH_CHECK(slot, "The WebGPU library ", path, " has no function ", name, "; install the wheel version that "
+    TORCH_CHECK(slot, "The WebGPU library ", path, " has no function ", name,
+                "; install the wheel version that "
                 "torch-webgpu names in its requirements");
   };
   bind(api.create_buffer, "wgpuDeviceCreateBuffer");
@@ -38,8 +39,10 @@ void load_api(const std::string& path, bool dawn) {
   bind(api.unmap, "wgpuBufferUnmap");
   if (dawn) {
     bind(api.wait_any, "wgpuInstanceWaitAny");
+    bind(api.work_done, "wgpuQueueOnSubmittedWorkDone2");
   } else {
     bind(api.device_poll, "wgpuDevicePoll");
+    bind(api.submit_for_index, "wgpuQueueSubmitForIndex");
   }
 }
 

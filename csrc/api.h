@@ -54,6 +54,16 @@ struct Future {
   uint64_t id;
 };
 
+using WorkDoneCallback = void (*)(uint32_t status, void* user1, void* user2);
+
+struct WorkDoneCallbackInfo {
+  void* next;
+  uint32_t mode;
+  WorkDoneCallback callback;
+  void* user1;
+  void* user2;
+};
+
 struct FutureWaitInfo {
   Future future;
   uint32_t completed;
@@ -104,8 +114,12 @@ struct Api {
   Future (*map_async)(Handle buffer, uint64_t mode, size_t offset, size_t size, MapCallbackInfo);
   const void* (*mapped_range)(Handle buffer, size_t offset, size_t size);
   void (*unmap)(Handle buffer);
-  uint32_t (*device_poll)(Handle device, uint32_t wait, const void* submission);              // wgpu-native only
-  uint32_t (*wait_any)(Handle instance, size_t count, FutureWaitInfo*, uint64_t timeout_ns);  // Dawn only
+  // wgpu-native only
+  uint64_t (*submit_for_index)(Handle queue, size_t count, const Handle* commands);
+  uint32_t (*device_poll)(Handle device, uint32_t wait, const uint64_t* submission);
+  // Dawn only
+  uint32_t (*wait_any)(Handle instance, size_t count, FutureWaitInfo*, uint64_t timeout_ns);
+  Future (*work_done)(Handle queue, WorkDoneCallbackInfo);
 };
 
 // Fills the table from the library at `path`, which the caller has already loaded. Throws c10::Error on a missing symbol.

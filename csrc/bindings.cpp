@@ -45,7 +45,8 @@ PyObject* py_attach(PyObject*, PyObject* args) {
   const char* library;
   unsigned long long handle, queue, instance, max_buffer, max_binding;
   int dawn, debug, threaded;
-  if (!PyArg_ParseTuple(args, "sKKKpppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &max_buffer, &max_binding)) {
+  if (!PyArg_ParseTuple(args, "sKKKpppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &max_buffer,
+                        &max_binding)) {
     return nullptr;
   }
   return guarded([&] {
@@ -199,7 +200,8 @@ PyObject* py_drain(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
-    {"attach", py_attach, METH_VARARGS, "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
+    {"attach", py_attach, METH_VARARGS,
+     "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
     {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},

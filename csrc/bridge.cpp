@@ -155,8 +155,8 @@ Recipe parse_recipe(PyObject* result) {
   PyObject* outputs = item(result, 0);
   for (Py_ssize_t i = 0; outputs && i < PyList_Size(outputs); i++) {
     PyObject* o = PyList_GetItem(outputs, i);
-    recipe.outputs.push_back({int32_t(integer(item(o, 0))), at::ScalarType(integer(item(o, 1))), integers(item(o, 2)),
-                              integers(item(o, 3))});
+    recipe.outputs.push_back(
+        {int32_t(integer(item(o, 0))), at::ScalarType(integer(item(o, 1))), integers(item(o, 2)), integers(item(o, 3))});
   }
   PyObject* temps = item(result, 1);
   for (Py_ssize_t i = 0; temps && i < PyList_Size(temps); i++) recipe.temps.push_back(integer(PyList_GetItem(temps, i)));

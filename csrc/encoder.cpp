@@ -34,13 +34,15 @@ struct BindHash {
 };
 
 constexpr size_t most_bind_groups = 32768;
-constexpr size_t most_waiting = 8;  // batches handed over and not yet encoded
+constexpr size_t most_waiting = 8;     // batches handed over and not yet encoded
+constexpr size_t most_in_flight = 16;  // submits the GPU has not finished: each holds host memory
 
 // What only one thread at a time, the one that holds `encoding`, touches. Never destroyed: the thread outlives main().
 struct Encoder {
   std::mutex encoding;
   std::unordered_map<BindKey, Handle, BindHash> bind_groups;
   Handle ring = nullptr, upload_buffer = nullptr;
+  std::deque<uint64_t> in_flight;  // submission indices (wgpu-native) or futures (Dawn)
 
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
@@ -133,6 +135,28 @@ Handle record(Encoder& e, const Batch& batch) {
   return commands;
 }
 
+// Submits, then waits while the GPU is more than `most_in_flight` submits behind.
+void submit(Encoder& e, Handle commands) {
+  if (device.dawn) {
+    api.submit(device.queue, 1, &commands);
+    constexpr uint32_t wait_any_only = 1;
+    e.in_flight.push_back(
+        api.work_done(device.queue, {nullptr, wait_any_only, [](uint32_t, void*, void*) {}, nullptr, nullptr}).id);
+  } else {
+    e.in_flight.push_back(api.submit_for_index(device.queue, 1, &commands));
+  }
+  while (e.in_flight.size() > most_in_flight && !device_lost()) {
+    uint64_t oldest = e.in_flight.front();
+    e.in_flight.pop_front();
+    if (device.dawn) {
+      FutureWaitInfo wait{{oldest}, 0};
+      api.wait_any(device.instance, 1, &wait, UINT64_MAX);
+    } else {
+      api.device_poll(device.device, 1, &oldest);
+    }
+  }
+}
+
 // Needs `encoding`. Errors are collected by the device's callback; a batch with one is not submitted.
 void encode(Encoder& e, const Batch& batch) {
   if (device_lost()) return;
@@ -149,7 +173,7 @@ void encode(Encoder& e, const Batch& batch) {
     release_bind_groups(e);  // one of them may be the invalid object
     return;
   }
-  api.submit(device.queue, 1, &commands);
+  submit(e, commands);
   api.command_buffer_release(commands);
   e.submits++;
 }

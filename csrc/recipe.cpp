@@ -315,7 +315,8 @@ void replay(Call& call, const Recipe& recipe, Stopwatch& watch) {
   for (auto& step : recipe.steps) launch(call, step, watch);
   for (Block* temp : call.temps) free_block(temp);  // the queue orders its next use after this one
   stats.launches++;
-  if (C10_UNLIKELY(has_errors())) raise_errors(describe(call) + ", or a launch before it (TORCH_WEBGPU_DEBUG=1 finds which)");
+  if (C10_UNLIKELY(has_errors()))
+    raise_errors(describe(call) + ", or a launch before it (TORCH_WEBGPU_DEBUG=1 finds which)");
   if (C10_UNLIKELY(device.debug)) {
     synchronize();
     raise_errors(describe(call));

@@ -49,7 +49,7 @@ struct Output {
 
 struct Recipe {
   enum class Kind : uint8_t { launch, fallback, specialise, redirect } kind = Kind::launch;
-  std::string redirect;  // the op that does the work instead, of the same schema
+  std::string redirect;   // the op that does the work instead, of the same schema
   bool may_fail = false;  // kernels may write the error buffer
   std::vector<Output> outputs;
   std::vector<uint64_t> temps;  // bytes
