@@ -16,6 +16,8 @@ from typer.testing import CliRunner, Result
 from torch_webgpu import cli
 from torch_webgpu.cli import TokenStream, _bytes, _compare, app
 
+pytestmark = pytest.mark.once
+
 SCRIPT = "import sys; sys.argv[0] = 'torch-webgpu'; from torch_webgpu.cli import app; app()"
 
 
@@ -37,9 +39,7 @@ def generate(*arguments: str) -> Result:
 
 
 def test_help_needs_no_torch() -> None:
-    code = (
-        f"import sys; sys.argv[1:] = ['--help']\n{SCRIPT[:-5]}app(standalone_mode=False); print('torch' in sys.modules)"
-    )
+    code = f"import sys; sys.argv[1:] = ['--help']\n{SCRIPT[:-5]}app(standalone_mode=False); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert "info" in done.stdout and "generate" in done.stdout
     assert done.stdout.split()[-1] == "False"

@@ -16,9 +16,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DTYPES = list(TOLERANCE)
 
 
-def compare(
-    f: Callable[..., Any], *tensors: torch.Tensor, dtype: torch.dtype = torch.float32, scale: float = 1.0
-) -> None:
+def compare(f: Callable[..., Any], *tensors: torch.Tensor, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
     """Runs ``f`` on the device in ``dtype`` and on the CPU in float64, from the same rounded values, three times."""
     inputs = [t.to(dtype) if t.is_floating_point() else t for t in tensors]
     expected = f(*[t.double() if t.is_floating_point() else t for t in inputs])
@@ -128,9 +126,7 @@ def test_conv_empty_batch() -> None:
     ],
 )
 def test_conv_backward(x: Any, w: Any, options: dict[str, Any]) -> None:
-    compare(
-        gradients(lambda a, b, c: F.conv2d(a, b, c, **options)), rand(*x), rand(*w) / 5, rand(w[0], seed=1), scale=10
-    )
+    compare(gradients(lambda a, b, c: F.conv2d(a, b, c, **options)), rand(*x), rand(*w) / 5, rand(w[0], seed=1), scale=10)
 
 
 def test_conv_backward_other_forms() -> None:
@@ -294,9 +290,7 @@ def test_upsample_bytes() -> None:
 def batch_norm(training: bool, affine: bool = True) -> Callable[..., Any]:
     """Batch norm that also returns the running statistics, updated twice."""
 
-    def run(
-        x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor
-    ) -> list[torch.Tensor]:
+    def run(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> list[torch.Tensor]:
         mean, var = mean.clone(), var.abs() + 0.5
         for momentum in (0.1, 0.3):
             y = F.batch_norm(x, mean, var, w if affine else None, b if affine else None, training, momentum, 1e-5)

@@ -15,6 +15,7 @@ from torch_webgpu import registry
 from torch_webgpu.runtime.base import SPEC_LIMITS
 
 
+@pytest.mark.once
 def test_import_torch_alone_finds_the_device() -> None:
     code = """
         import torch
@@ -24,6 +25,7 @@ def test_import_torch_alone_finds_the_device() -> None:
     assert output_of(code) == "[2.0, 4.0] webgpu:0 True"
 
 
+@pytest.mark.once
 def test_autoload_can_be_turned_off() -> None:
     code = "import torch; print(hasattr(torch, 'webgpu')); import torch_webgpu; print(torch.webgpu.device_count())"
     assert output_of(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0").split() == ["False", "1"]
@@ -107,6 +109,7 @@ def test_modules_move(how: str) -> None:
     assert module.cpu()[0].weight.device.type == "cpu"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_no_adapter(implementation: str) -> None:
     code = """
@@ -139,6 +142,7 @@ BLOCK = """
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation, package", [("wgpu", "wgpu"), ("dawn", "pydawn")])
 def test_missing_implementation(implementation: str, package: str) -> None:
     lines = output_of(BLOCK.format(blocked={package}), TORCH_WEBGPU_IMPL=implementation).splitlines()
@@ -148,6 +152,7 @@ def test_missing_implementation(implementation: str, package: str) -> None:
     assert f"TORCH_WEBGPU_IMPL={other}" in lines[1]
 
 
+@pytest.mark.once
 def test_auto_takes_the_implementation_that_is_there() -> None:
     assert output_of(BLOCK.format(blocked={"wgpu"}), TORCH_WEBGPU_IMPL="auto").split() == ["True", "dawn"]
     assert output_of(BLOCK.format(blocked={"pydawn"}), TORCH_WEBGPU_IMPL="auto").split() == ["True", "wgpu"]
@@ -156,6 +161,7 @@ def test_auto_takes_the_implementation_that_is_there() -> None:
 PROPERTIES = "import torch; p = torch.webgpu.get_device_properties(); print(p.implementation, p.name, sep='|')"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_implementation_and_adapter_by_name_and_index(implementation: str) -> None:
     first = output_of(PROPERTIES, TORCH_WEBGPU_IMPL=implementation, TORCH_WEBGPU_ADAPTER="0")
@@ -169,6 +175,7 @@ def test_implementation_and_adapter_by_name_and_index(implementation: str) -> No
     assert name in result.err
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_default_limits(implementation: str) -> None:
     code = """
@@ -183,6 +190,7 @@ def test_default_limits(implementation: str) -> None:
     assert lines[1:] == ["[2.0, 2.0]"]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["IMPL", "FALLBACK", "LIMITS", "DEBUG"])
 def test_bad_settings_are_named(name: str) -> None:
     result = run_python("import torch_webgpu", TORCH_DEVICE_BACKEND_AUTOLOAD="0", **{f"TORCH_WEBGPU_{name}": "rubbish"})
@@ -238,6 +246,7 @@ def test_fallback_error() -> None:
     assert output_of(code, TORCH_WEBGPU_FALLBACK="error").splitlines() == ["True True", "{}"]
 
 
+@pytest.mark.once
 def test_a_cpu_rasteriser_is_announced_unless_it_was_chosen() -> None:
     kind = torch_webgpu.runtime.device().adapter.kind
     said = "CPU rasteriser" in run_python(PROPERTIES, TORCH_WEBGPU_ADAPTER=None).err
@@ -245,6 +254,7 @@ def test_a_cpu_rasteriser_is_announced_unless_it_was_chosen() -> None:
     assert "CPU rasteriser" not in run_python(PROPERTIES, TORCH_WEBGPU_ADAPTER="0").err
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_fork(implementation: str) -> None:
     code = """

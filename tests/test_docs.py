@@ -9,6 +9,8 @@ import pytest
 
 from torch_webgpu.config import Config
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).parent.parent
 
 

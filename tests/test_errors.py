@@ -102,6 +102,7 @@ def test_validation_errors_come_at_the_next_synchronisation() -> None:
     assert (x + 2).tolist() == [3, 3, 3, 3]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nothing_is_printed(implementation: str) -> None:
     code = """
@@ -179,6 +180,7 @@ LOST = """
 """
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("how", ["report", "destroy"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_lost_device_raises_for_ever(implementation: str, how: str) -> None:

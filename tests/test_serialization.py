@@ -88,6 +88,7 @@ def test_deepcopy_and_pickle(clone: Callable[[Any], Any], dtype: torch.dtype) ->
     assert same_bits(clone(torch.empty(0, 3, dtype=dtype, device="webgpu")), torch.empty(0, 3, dtype=dtype))
 
 
+@pytest.mark.once
 def test_a_saved_file_loads_without_the_device(tmp_path: Any) -> None:
     torch.save(torch.arange(3.0, device="webgpu"), tmp_path / "x.pt")
     code = f"import torch; print(torch.load({str(tmp_path / 'x.pt')!r}, map_location='cpu', weights_only=True).tolist())"
