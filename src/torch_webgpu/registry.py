@@ -44,6 +44,7 @@ class Entry:
 _entries: dict[str, Entry] = {}
 _cpu_by_choice: dict[str, str] = {}
 _decomposed: list[torch.library.Library] = []
+_aliases: dict[str, torch.library.Library] = {}
 _warned: set[str] = set()
 _fallen_back: Counter[str] = Counter()
 
@@ -145,7 +146,7 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
         _check_overlap(graph, targets)
     result = entry.lowering(graph, *args)
     if result is NotImplemented:
-        return _without_lowering(name, overload, key)
+        return _without_lowering(name, overload, key, this_signature_only=True)
     if isinstance(result, str):  # an op of the same schema that does it with help of the host
         return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
@@ -198,11 +199,14 @@ def check_castable(source: wgsl.DType, target: wgsl.DType) -> None:
         )
 
 
-def _without_lowering(name: str, overload: str, key: str) -> Any:
+def _without_lowering(name: str, overload: str, key: str, this_signature_only: bool = False) -> Any:
+    """What to do instead: "redispatch" to a decomposition registered now, an op of the same schema, or None for the CPU."""
     if key not in _cpu_by_choice and name.startswith("aten::"):
         packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
         op = getattr(packet, overload or "default", None) if packet is not None else None
         decomposition = _decomposition_of(op)
+        if decomposition is not None and this_signature_only:
+            return _decomposing_op(key, op, decomposition)
         if decomposition is not None:
             library = torch.library.Library("aten", "IMPL")
             library.impl(key, _unless_circular(key, op, decomposition), "PrivateUse1")
@@ -210,6 +214,17 @@ def _without_lowering(name: str, overload: str, key: str) -> Any:
             return "redispatch"
     _announce_fallback(f"{name}.{overload or 'default'}")
     return None
+
+
+def _decomposing_op(key: str, op: Any, decomposition: Callable[..., Any]) -> str:
+    """Name of an op of the package that decomposes ``op``, whose own registration stays with its lowering."""
+    alias = "decomposed_" + key.replace(".", "_")
+    if alias not in _aliases:
+        library = torch.library.Library("webgpu", "FRAGMENT")
+        library.define(alias + str(op._schema).partition("(")[1] + str(op._schema).partition("(")[2])
+        library.impl(alias, _unless_circular(key, op, decomposition), "PrivateUse1")
+        _aliases[alias] = library
+    return f"webgpu::{alias}"
 
 
 def _announce_fallback(name: str) -> None:

@@ -243,12 +243,14 @@ def _embedding(graph: Graph, weight: Tensor, indices: Tensor, *_: Any) -> Tensor
 
 @lower("embedding_dense_backward")
 def _embedding_backward(graph: Graph, grad: Tensor, indices: Tensor, rows: int, padding: int, by_count: bool) -> Tensor:
-    if by_count or padding >= 0:
+    if by_count:
         return NotImplemented
     out = graph.new((rows, grad.sizes[-1]), grad.dtype)
     emit(graph, "{0}", [0], [grad.dtype.cls], grad.dtype.cls, out, "fill")
     where = Indexed(graph, out, [indices])
     index_launch(graph, where, out, grad, "add", False)
+    if padding >= 0:
+        emit(graph, "{0}", [0], [grad.dtype.cls], grad.dtype.cls, out.narrow(0, padding, 1), "fill")
     return out
 
 
