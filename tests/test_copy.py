@@ -6,18 +6,8 @@ import itertools
 
 import pytest
 import torch
+from cases import ALL as DTYPES
 
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-]
 NARROW = [d for d in DTYPES if d.itemsize < 4]
 
 

@@ -6,23 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from cases import ALL as DTYPES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torch_webgpu  # noqa: F401 - registers the device
 
 DEVICE = "webgpu"
-DTYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 property_test = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 View = Callable[[torch.Tensor], torch.Tensor]
 

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cases import ALL as DTYPES
 
 SIZES = (0, 1, 2, 31, 63, 64, 65, 255, 257, 1000, 4097)
-DTYPES = (
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
 DEVICE = "webgpu"
 
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from . import _C, wgsl
 from .config import config
 from .errors import FallbackError, UnsupportedDTypeError
+from .kernels.pointwise import check_castable, copy_into
 from .recipe import Graph, Scalar, Tensor, contiguous_strides
 
 Lowering = Callable[..., Any]
@@ -168,8 +169,6 @@ def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:
 
 def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
     """Brings a result to the tensor an in-place or ``out=`` call wants it in."""
-    from .ops.pointwise import copy_into
-
     if result is target or (
         result.buffer == target.buffer and result.strides == target.strides and result.sizes == target.sizes
     ):
@@ -186,17 +185,6 @@ def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
     check_castable(result.dtype, target.dtype)
     copy_into(graph, result, target)
     return target
-
-
-def check_castable(source: wgsl.DType, target: wgsl.DType) -> None:
-    """Raises where PyTorch refuses to store a result of one dtype into another."""
-    order = {"b": 0, "i": 1, "l": 1, "f": 2}
-    if order[source.cls] > order[target.cls]:
-        names = {"float32": "Float", "int64": "Long", "bool": "Bool", "int32": "Int", "float16": "Half"}
-        raise RuntimeError(
-            f"result type {names.get(source.name, source.name)} can't be cast to the desired output type "
-            f"{names.get(target.name, target.name)}"
-        )
 
 
 def _without_lowering(name: str, overload: str, key: str, this_signature_only: bool = False) -> Any:

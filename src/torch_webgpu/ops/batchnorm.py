@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import wgsl
+from ..kernels.pointwise import MAIN, collapse, contiguous, converted, index_code, index_words
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..wgsl import F32, DType
 from .creation import fill
 from .gather import gather
-from .pointwise import MAIN, collapse, contiguous, converted, index_code, index_words
 
 INVOCATIONS = 256
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import I32
-from .pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype
 
 
 @lower("webgpu::copy_")

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from .. import wgsl
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, Operand, dtype_of, emit
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
 from ..wgsl import F32, I64, DType
-from .pointwise import LINEAR, MAIN, WORKGROUP, Operand, dtype_of, emit
 
 
 def fill(graph: Graph, out: Tensor, value: Operand) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ..kernels.pointwise import compute, contiguous, float_dtype, result_dtype
 from ..recipe import Graph, Tensor
 from ..registry import lower
 from .indexing import Indexed, apart, index_launch
-from .pointwise import binary, compute, contiguous, float_dtype, refuse, result_dtype
+from .pointwise import binary, refuse
 
 
 @lower("hypot")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import wgsl
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP
 from ..recipe import Graph, Tensor, Words, grid
-from .pointwise import LINEAR, MAIN, WORKGROUP
 
 
 def gather(

@@ -6,10 +6,10 @@ from typing import Any
 
 from .. import wgsl
 from ..kernels import render
+from ..kernels.pointwise import compute, emit, private_target
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
 from ..runtime import device
-from .pointwise import compute, emit, private_target
 
 GEMV_ROWS = 4  # rows up to which b is read along k by whole workgroups
 GEMV_LANES, GEMV_COLUMNS = 32, 4

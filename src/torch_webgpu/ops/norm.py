@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..errors import LimitError
+from ..kernels.pointwise import contiguous, emit
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import F32, DType
-from .pointwise import contiguous, emit
 from .reduction import normal_dims
 
 WORKGROUP = 128

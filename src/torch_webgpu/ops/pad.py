@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import wgsl
+from ..kernels.pointwise import Operand
 from ..recipe import Graph, Tensor, Words
 from ..registry import lower
 from .creation import fill
 from .gather import gather, unpack
-from .pointwise import Operand
 
 _SOURCE = {  # coordinate in the input (i32) of padded coordinate t in a dimension of n elements
     "constant": "",

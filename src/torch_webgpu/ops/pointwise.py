@@ -1,322 +1,29 @@
-"""Elementwise ops: the generator of their kernels, type promotion, and the table of expressions."""
+"""Elementwise ops: the table of their expressions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from .. import wgsl
-from ..recipe import Graph, Scalar, Tensor, Words, grid, register_error
-from ..registry import check_castable, lower
-from ..runtime import device
-from ..wgsl import BOOL, F32, I64, DType, cast
+import torch
 
-WORKGROUP = 128
-LINEAR = "(g.y * n.x + g.x) * {wg}u + l"  # the folded grid's invocation number
-MAIN = (
-    "@compute @workgroup_size({wg}) fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u32>, "
-    "@builtin(local_invocation_index) l: u32) {{\n"
+from ..kernels.pointwise import (
+    LINEAR,
+    MAIN,
+    WORKGROUP,
+    Operand,
+    collapse,
+    compute,
+    dtype_of,
+    float_dtype,
+    index_code,
+    index_words,
+    result_dtype,
 )
-
-Operand = Tensor | Scalar | int | float | bool
-
-
-# ---------------------------------------------------------------------------------------------------- types and shapes
-
-
-def dtype_of(x: Operand) -> DType:
-    """The dtype a value stands for in promotion."""
-    if isinstance(x, (Tensor, Scalar)):
-        return x.dtype
-    return BOOL if isinstance(x, bool) else I64 if isinstance(x, int) else F32
-
-
-def _priority(x: Operand) -> int:
-    if isinstance(x, Tensor):
-        return 2 if x.sizes else 1
-    return 1 if isinstance(x, Scalar) and not x.wrapped else 0
-
-
-_CATEGORY = {"b": 0, "i": 1, "l": 1, "f": 2}
-
-
-def result_dtype(*operands: Operand) -> DType:
-    """PyTorch's result type: tensors with dimensions beat 0-dim tensors, which beat Python numbers, within a category."""
-    best: list[DType | None] = [None, None, None]
-    for x in operands:
-        p, own = _priority(x), dtype_of(x)
-        have = best[p]
-        best[p] = own if have is None else wgsl.promote(have, own)
-    result: DType | None = None
-    for d in (best[2], best[1], best[0]):
-        if d is None:
-            continue
-        if result is None or _CATEGORY[d.cls] > _CATEGORY[result.cls]:
-            result = d
-    assert result is not None
-    return result
-
-
-def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
-    """The common shape; raises RuntimeError as PyTorch words it."""
-    ndim = max(len(s) for s in shapes)
-    out = [1] * ndim
-    for shape in shapes:
-        for i, n in enumerate(shape, ndim - len(shape)):
-            if n != 1 and out[i] != n:
-                if out[i] != 1:
-                    raise RuntimeError(
-                        f"The size of tensor a ({out[i]}) must match the size of tensor b ({n}) at non-singleton "
-                        f"dimension {i}"
-                    )
-                out[i] = n
-    return tuple(out)
-
-
-def dense_strides(like: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Strides of a result that keeps the layout of a dense, permuted input (channels last, transposed)."""
-    if like.sizes != sizes or like.contiguous:
-        return None
-    order = sorted((i for i, n in enumerate(sizes) if n > 1), key=lambda i: (like.strides[i], sizes[i]))
-    step, strides = 1, [1] * len(sizes)
-    for i in order:
-        if like.strides[i] != step:
-            return None
-        strides[i] = step
-        step *= sizes[i]
-    for i in range(len(sizes) - 1, -1, -1):
-        if sizes[i] <= 1:
-            strides[i] = step
-    return tuple(strides)
-
-
-def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """Merges adjacent dimensions that every operand walks as one; drops those of size 1."""
-    out: list[int] = []
-    kept: list[tuple[int, ...]] = []  # one tuple of strides a kept dimension
-    for n, *steps in zip(sizes, *strides, strict=True):
-        if n == 1:
-            continue
-        if out:
-            for a, b in zip(kept[-1], steps, strict=True):
-                if a != b * n:
-                    break
-            else:
-                out[-1] *= n
-                kept[-1] = tuple(steps)
-                continue
-        out.append(n)
-        kept.append(tuple(steps))
-    if not kept:
-        return [], [[] for _ in strides]
-    return out, [list(column) for column in zip(*kept, strict=True)]
-
-
-# ---------------------------------------------------------------------------------------------------- the kernel
-
-
-def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i", prefix: str = "") -> str:
-    """WGSL that turns a linear index into one element index an operand (``x_<prefix><name>``)."""
-    lines = [f"var r_{prefix} = {linear};"]
-    lines += [f"var x_{prefix}{name} = 0u;" for name in names]
-    for d in range(rank - 1, -1, -1):
-        if d:
-            size = w.expr(f"{prefix}s{d}")
-            lines.append(f"{{ let c = r_{prefix} % {size}; r_{prefix} = r_{prefix} / {size};")
-        else:
-            lines.append(f"{{ let c = r_{prefix};")
-        lines += [f"x_{prefix}{name} += c * {w.expr(f'{prefix}{name}_{d}')};" for name in names]
-        lines.append("}")
-    return "\n".join(lines)
-
-
-def index_words(w: Words, sizes: Sequence[int], strides: Mapping[str, Sequence[int]], prefix: str = "") -> None:
-    """The uniform words that ``index_code`` reads."""
-    for d, n in enumerate(sizes):
-        w.u32(f"{prefix}s{d}", n)
-        for name, s in strides.items():
-            w.u32(f"{prefix}{name}_{d}", s[d])
-
-
-def _may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two views of one buffer share elements at different positions (their offsets are in the signature)."""
-    if a.buffer != b.buffer or (a.offset == b.offset and a.strides == b.strides and a.sizes == b.sizes):
-        return False
-    return a.offset < b.offset + b.extent and b.offset < a.offset + a.extent
-
-
-def _split(out: Tensor, inputs: list[Tensor], limit: int) -> int | None:
-    """The dimension to cut where one launch would touch more than a binding may cover, else None."""
-    if all(t.extent * t.dtype.itemsize + 256 <= limit for t in (out, *inputs)):
-        return None
-    return max(
-        range(out.ndim), key=lambda d: (out.sizes[d] - 1) * max(t.strides[d] * t.dtype.itemsize for t in (out, *inputs))
-    )
-
-
-def emit(
-    graph: Graph,
-    expr: str,
-    operands: Sequence[Operand],
-    classes: Sequence[str],
-    result_cls: str,
-    out: Tensor,
-    name: str,
-) -> None:
-    """Computes ``out = expr`` elementwise.
-
-    Args:
-        expr: WGSL with ``{0}``, ``{1}``, … for the operands, each already converted to its class.
-        operands: tensors (broadcast to ``out``) and numbers.
-        classes: class of each operand inside the expression.
-        result_cls: class of the expression.
-        out: destination of any dtype and strides.
-    """
-    if out.numel == 0:
-        return
-    tensors = [(i, x.expand(out.sizes)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
-    limit = device().limits["maxStorageBufferBindingSize"]
-    if out.ref < 0 and max(out.extent, *(t.extent for _, t in tensors), 0) * 8 + 256 <= limit:
-        return _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)  # fresh and small: nothing to check
-    if any(_may_overlap(out, t) for _, t in tensors):
-        temp = graph.new(out.sizes, out.dtype)
-        emit(graph, expr, operands, classes, result_cls, temp, name)
-        return copy_into(graph, temp, out)
-    cut = _split(out, [t for _, t in tensors], limit)
-    if cut is not None:
-        half = out.sizes[cut] // 2
-        for start, length in ((0, half), (half, out.sizes[cut] - half)):
-            part = [x.expand(out.sizes).narrow(cut, start, length) if isinstance(x, Tensor) else x for x in operands]
-            emit(graph, expr, part, classes, result_cls, out.narrow(cut, start, length), name)
-        return
-    _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)
-
-
-def _emit_one(
-    graph: Graph,
-    expr: str,
-    operands: Sequence[Operand],
-    tensors: list[tuple[int, Tensor]],
-    classes: Sequence[str],
-    result_cls: str,
-    out: Tensor,
-    name: str,
-) -> None:
-    n = out.numel
-    d = out.dtype
-    if out.contiguous and all(t.contiguous for _, t in tensors):
-        sizes, strides, flat = [n], [[1]] * (len(tensors) + 1), [True] * (len(tensors) + 1)
-    else:
-        sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
-        flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
-    # Shared words are written whole where this launch owns all of them, else element by element with atomics.
-    fresh = out.ref < 0
-    whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
-    mode = "p" if whole else "w"
-    names = ["o", *(f"t{i}" for i, _ in tensors)]
-    walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
-    rank = len(sizes) if walked else 0
-
-    def words(w: Words) -> None:
-        w.u32("n", n)
-        if rank:
-            index_words(w, sizes, walked)
-        for i, x in enumerate(operands):
-            if not isinstance(x, Tensor):
-                w.number(f"v{i}", x, classes[i])
-
-    def source(w: Words) -> str:
-        values = []
-        for i, x in enumerate(operands):
-            if isinstance(x, Tensor):
-                at = f"x_t{i}" if f"t{i}" in walked else "i"
-                values.append(cast(f"ld_t{i}({at})", x.dtype.cls, classes[i]))
-            else:
-                values.append(w.expr(f"v{i}", classes[i]))
-        index = index_code(w, rank, list(walked)) if rank else ""
-        value = cast(expr.format(*values), result_cls, d.cls)
-        body = MAIN.format(wg=WORKGROUP) + f"let k = {LINEAR.format(wg=WORKGROUP)};\n"
-        if not whole:
-            at = "x_o" if "o" in walked else "i"
-            return body + f"if (k >= {w.expr('n')}) {{ return; }}\nlet i = k;\n{index}\nst_o({at}, {value});\n}}"
-        parts = []
-        for e in range(d.per_word):
-            parts.append(
-                f"{{ let i = k * {d.per_word}u + {e}u;\nif (i < {w.expr('n')}) {{ {index}\n"
-                f"bits = bits | ({wgsl.bits_of(d, value)} << {e * d.itemsize * 8}u); }} }}"
-            )
-        return (
-            body
-            + f"if (k * {d.per_word}u >= {w.expr('n')}) {{ return; }}\nvar bits = 0u;\n"
-            + "\n".join(parts)
-            + "\nst_o(k, bits);\n}"
-        )
-
-    args = [("o", out, mode)] + [(f"t{i}", t, "r") for i, t in tensors]
-    kinds = tuple("t" if isinstance(x, Tensor) else "v" for x in operands)
-    static = (name, expr, rank, tuple(flat), kinds, tuple(classes), result_cls)
-    graph.launch("pointwise", args, words, source, grid(-(-n // d.per_word) if whole else n, WORKGROUP), static)
-
-
-def compute(
-    graph: Graph,
-    expr: str,
-    operands: Sequence[Operand],
-    classes: Sequence[str],
-    result_cls: str,
-    dtype: DType,
-    name: str,
-    shape: Sequence[int] | None = None,
-) -> Tensor:
-    """Like ``emit``, into the call's target where there is one, else into a new tensor (of the inputs' dense layout)."""
-    tensors = [x for x in operands if isinstance(x, Tensor)]
-    sizes = tuple(shape) if shape is not None else broadcast_shapes(*(t.sizes for t in tensors), ())
-    target = graph.target
-    if target is not None and target.sizes == sizes:
-        check_castable(dtype, target.dtype)
-        out = target
-    else:
-        strides = next((s for s in (dense_strides(t, sizes) for t in tensors) if s), None)
-        out = graph.new(sizes, dtype, strides)
-    emit(graph, expr, operands, classes, result_cls, out, name)
-    return out
-
-
-def copy_into(graph: Graph, src: Tensor, dst: Tensor) -> None:
-    """``dst[...] = src`` with broadcasting and conversion; bits are kept where the dtypes agree."""
-    emit(graph, "{0}", [src], [src.dtype.cls], src.dtype.cls, dst, "copy")
-
-
-def contiguous(graph: Graph, t: Tensor) -> Tensor:
-    """``t`` itself if it is contiguous, else a fresh copy."""
-    if t.contiguous:
-        return t
-    out = graph.new(t.sizes, t.dtype)
-    copy_into(graph, t, out)
-    return out
-
-
-def converted(graph: Graph, t: Tensor, dtype: DType) -> Tensor:
-    """``t`` in another dtype."""
-    if t.dtype is dtype:
-        return t
-    out = graph.new(t.sizes, dtype)
-    copy_into(graph, t, out)
-    return out
-
-
-def private_target(graph: Graph) -> Tensor | None:
-    """Takes the call's target away while a lowering makes intermediate tensors."""
-    target, graph.target = graph.target, None
-    return target
-
+from ..recipe import Graph, Scalar, Tensor, Words, grid, register_error
+from ..registry import lower
+from ..wgsl import BOOL, DType
 
 # ---------------------------------------------------------------------------------------------------- registration
-
-
-def float_dtype(d: DType) -> DType:
-    """The dtype of float results of an op on ``d``: itself, or float32 for integers."""
-    return d if d.is_float else F32
 
 
 REFUSED = "refused"  # in place of a form: PyTorch has no such op on this class
@@ -787,7 +494,6 @@ def _nan_to_num(
 ) -> Tensor:
     if not x.dtype.is_float:
         return compute(graph, "{0}", [x], [x.dtype.cls], x.dtype.cls, x.dtype, "copy")
-    import torch
 
     info = torch.finfo(x.dtype.torch)
     values = [0.0 if nan is None else nan, info.max if high is None else high, info.min if low is None else low]

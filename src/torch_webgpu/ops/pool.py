@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import wgsl
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, contiguous
 from ..recipe import Graph, Tensor, Words, contiguous_strides, grid
 from ..registry import lower
 from ..wgsl import I64
 from .gather import five, gather, triple, unpack
-from .pointwise import LINEAR, MAIN, WORKGROUP, contiguous
 
 Triple = tuple[int, int, int]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from .. import wgsl
 from ..errors import LimitError
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, collapse, copy_into, emit, index_code, index_words
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid, product
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType
-from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, copy_into, emit, index_code, index_words
 
 SMALL = 48  # reduced elements up to which one invocation does the whole row
 SPLIT_FROM = 32768  # reduced elements from which few rows are cut into segments

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .. import wgsl
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP
 from ..recipe import Graph, Tensor, Words, grid
 from ..registry import lower
 from ..wgsl import F32, I32, I64, cast
-from .pointwise import LINEAR, MAIN, WORKGROUP
 from .sort import Rows, lined, normal_dim
 
 SCAN_GROUP = 256

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..kernels.pointwise import MAIN
 from ..recipe import Words
-from .pointwise import MAIN
 
 DEPTH = 16  # terms of the sum that a tile holds at once
 INVOCATIONS = 256
