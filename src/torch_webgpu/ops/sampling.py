@@ -16,7 +16,7 @@ from ..kernels.pointwise import (
 from ..recipe import Graph, Tensor, Words, grid, product, register_error
 from ..registry import fallback, lower
 from ..wgsl import F32, I32, I64, DType, cast
-from .random import integers, integer_range, philox_code
+from .random import integer_range, integers, philox_code
 from .scan import scan
 from .sort import sort_into
 
