@@ -169,7 +169,9 @@ class Operand:
         name: suffix of its functions: ``ld_<name>(i)``, ``st_<name>(i, value)``, ``w_<name>(i)`` (raw word).
         slot: the binding that holds it.
         mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words;
-            ``+`` atomic accumulation, ``acc_<name>(i, value)``; ``a`` the error buffer, ``fail_<name>(id, value, size)``.
+            ``+`` atomic accumulation, ``acc_<name>(i, value)``; ``a`` the error buffer, ``fail_<name>(id, value, size)``;
+            ``v`` read four words at once too, ``v4_<name>(i)``: words 4i to 4i+3 from the first element, which must lie
+            at a multiple of 16 bytes.
     """
 
     name: str
@@ -178,9 +180,14 @@ class Operand:
     mode: str
 
 
-def _accessors(op: Operand, index: int, atomic: bool) -> str:
+def _accessors(op: Operand, index: int, element: str) -> str:
     d, k, off = op.dtype, op.slot, word(index)
-    get = (lambda i: f"atomicLoad(&B{k}[{i}])") if atomic else (lambda i: f"B{k}[{i}]")
+    get = {
+        "u32": lambda i: f"B{k}[{i}]",
+        "atomic<u32>": lambda i: f"atomicLoad(&B{k}[{i}])",
+        "vec4<u32>": lambda i: f"B{k}[({i}) >> 2u][({i}) & 3u]",
+    }[element]
+    atomic = element == "atomic<u32>"
     put = (lambda i, v: f"atomicStore(&B{k}[{i}], {v});") if atomic else (lambda i, v: f"B{k}[{i}] = {v};")
     lines = [f"fn w_{op.name}(i: u32) -> u32 {{ return {get('i')}; }}"]
     if d is I64:
@@ -211,6 +218,14 @@ def _accessors(op: Operand, index: int, atomic: bool) -> str:
         lines.append(_accumulator(op, off))
     elif op.mode == "p":
         lines.append(f"fn st_{op.name}(i: u32, v: u32) {{ {put(f'{off} / {d.per_word}u + i', 'v')} }}")
+    elif op.mode == "v":
+        start = f"{off} * {d.itemsize // 4}u" if d.itemsize >= 4 else f"{off} / {d.per_word}u"
+        if element == "vec4<u32>":
+            quad = f"return B{k}[({start}) / 4u + i];"
+        else:
+            parts = ", ".join(get(f"j + {c}u") for c in range(4))
+            quad = f"let j = {start} + 4u * i; return vec4<u32>({parts});"
+        lines.append(f"fn v4_{op.name}(i: u32) -> vec4<u32> {{ {quad} }}")
     return "\n".join(lines)
 
 
@@ -239,7 +254,7 @@ def _accumulator(op: Operand, off: str) -> str:
 
 def written_slots(operands: Sequence[Operand], slots: int) -> tuple[bool, ...]:
     """For each binding, whether a kernel writes it."""
-    return tuple(any(o.slot == k and o.mode != "r" for o in operands) for k in range(slots))
+    return tuple(any(o.slot == k and o.mode not in "rv" for o in operands) for k in range(slots))
 
 
 @cache
@@ -263,17 +278,25 @@ def _with_library(code: str) -> str:
     return "\n".join(dict.fromkeys(chosen[name] for name in library if name in chosen)) + "\n" + code
 
 
+def uses_subgroups(code: str) -> bool:
+    """Whether a module has subgroup operations; Dawn wants them enabled by a directive that wgpu-native does not know."""
+    return re.search(r"\bsubgroup[A-Z_]", code) is not None
+
+
 def assemble(operands: Sequence[Operand], slots: int, uniform_slots: int, body: str) -> str:
     """A whole WGSL module: bindings, accessors, the helpers used, and the body with its ``main``."""
     written = written_slots(operands, slots)
-    atomic = [
-        any(o.slot == k and ((o.mode == "w" and o.dtype.packed) or o.mode in "a+") for o in operands) for k in range(slots)
-    ]
+    elements = []
+    for k in range(slots):
+        here = [o for o in operands if o.slot == k]
+        if any((o.mode == "w" and o.dtype.packed) or o.mode in "a+" for o in here):
+            elements.append("atomic<u32>")
+        else:
+            elements.append("vec4<u32>" if all(o.mode == "v" for o in here) else "u32")
     head = []
     for k in range(slots):
-        element = "atomic<u32>" if atomic[k] else "u32"
         access = "read_write" if written[k] else "read"
-        head.append(f"@group(0) @binding({k}) var<storage, {access}> B{k}: array<{element}>;")
+        head.append(f"@group(0) @binding({k}) var<storage, {access}> B{k}: array<{elements[k]}>;")
     head.append(f"@group(0) @binding({slots}) var<uniform> P: array<vec4<u32>, {uniform_slots * 16}>;")
-    parts = [_accessors(op, i, atomic[op.slot]) for i, op in enumerate(operands)]
+    parts = [_accessors(op, i, elements[op.slot]) for i, op in enumerate(operands)]
     return "\n".join(head) + "\n" + _with_library("\n".join([*parts, body]))

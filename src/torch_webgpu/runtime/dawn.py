@@ -10,6 +10,7 @@ from pydawn import utils
 from pydawn import webgpu as w
 
 from ..errors import WebGPUError
+from ..wgsl import uses_subgroups
 from .base import WANTED_FEATURES, AdapterInfo
 
 name = "dawn"
@@ -158,7 +159,7 @@ class Device:
                     entry.buffer.type = (
                         w.WGPUBufferBindingType_Storage if accesses[i] else w.WGPUBufferBindingType_ReadOnlyStorage
                     )
-                    entry.buffer.minBindingSize = 4
+                    entry.buffer.minBindingSize = 16  # a vec4 of words; blocks are never smaller
                 else:
                     entry.buffer.type = w.WGPUBufferBindingType_Uniform
                     entry.buffer.hasDynamicOffset = 1
@@ -177,6 +178,8 @@ class Device:
     def create_pipeline(self, code: str, accesses: tuple[bool, ...], uniform_bytes: int) -> tuple[int, int]:
         """See ``DeviceHandle``."""
         group, layout = self._layout(accesses, uniform_bytes)
+        if uses_subgroups(code):
+            code = "enable subgroups;\n" + code
         keep_code = ctypes.create_string_buffer(code.encode())
         source = w.WGPUShaderModuleWGSLDescriptor()
         source.code = _view(keep_code)

@@ -132,7 +132,7 @@ class Device:
                 entries[i].buffer.type = (
                     lib.WGPUBufferBindingType_Storage if written else lib.WGPUBufferBindingType_ReadOnlyStorage
                 )
-                entries[i].buffer.minBindingSize = 4
+                entries[i].buffer.minBindingSize = 16  # a vec4 of words; blocks are never smaller
             last = entries[len(accesses)]
             last.binding = len(accesses)
             last.visibility = 4
