@@ -6,6 +6,7 @@
 #include "allocator.h"
 #include "device.h"
 #include "generator.h"
+#include "plan.h"
 #include "privateuse1.h"
 #include "queue.h"
 #include "recipe.h"
@@ -192,6 +193,13 @@ PyObject* py_stats(PyObject*, PyObject*) {
                        "output_ns", r.output_ns, "record_ns", r.record_ns, "stack_ns", r.stack_ns, "miss_ns", r.miss_ns);
 }
 
+PyObject* py_make_plans(PyObject*, PyObject* args) {
+  const char* name;
+  PyObject* miss;
+  if (!PyArg_ParseTuple(args, "sO", &name, &miss)) return nullptr;
+  return make_plans(name, miss);
+}
+
 PyObject* py_drain(PyObject*, PyObject*) {
   return guarded([] {
     flush();
@@ -209,6 +217,8 @@ PyMethodDef methods[] = {
     {"register_op", py_register_op, METH_VARARGS, "register_op(namespace, name.overload)"},
     {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
+    {"make_plans", py_make_plans, METH_VARARGS, "make_plans(name, miss) -> capsule of a graph's plans, by signature"},
+    {"run_plans", py_run_plans, METH_VARARGS, "run_plans(capsule, args, times) -> outputs of the last replay, or None"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},
     {"drain", py_drain, METH_NOARGS, "submits everything recorded"},
     {"flush", py_flush, METH_NOARGS, ""},

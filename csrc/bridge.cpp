@@ -157,12 +157,19 @@ Recipe parse_recipe(PyObject* result) {
     PyObject* o = PyList_GetItem(outputs, i);
     recipe.outputs.push_back(
         {int32_t(integer(item(o, 0))), at::ScalarType(integer(item(o, 1))), integers(item(o, 2)), integers(item(o, 3))});
+    if (PyTuple_Size(o) == 5) {
+      recipe.outputs.back().view = true;
+      recipe.outputs.back().offset = integer(item(o, 4));
+    }
   }
   PyObject* temps = item(result, 1);
   for (Py_ssize_t i = 0; temps && i < PyList_Size(temps); i++) recipe.temps.push_back(integer(PyList_GetItem(temps, i)));
   PyObject* steps = item(result, 2);
   for (Py_ssize_t i = 0; steps && i < PyList_Size(steps); i++) recipe.steps.push_back(parse_step(PyList_GetItem(steps, i)));
   recipe.may_fail = item(result, 3) == Py_True;
+  if (PyTuple_Size(result) == 6) {
+    for (int64_t index : integers(item(result, 5))) recipe.returned.push_back(int32_t(index));
+  }
   if (item(result, 4) == Py_True) recipe.kind = Recipe::Kind::specialise;
   return recipe;
 }

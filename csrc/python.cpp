@@ -1,9 +1,11 @@
 // The parts that need torch's Python headers, alone in their file because those are slow to compile.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "device.h"
 #include "generator.h"
+#include "plan.h"
 
 namespace webgpu {
 
@@ -30,6 +32,42 @@ PyObject* python_type_of(const std::exception& error) {
 }
 
 PyObject* wrap_generator(const at::Generator& generator) { return THPGenerator_Wrap(generator); }
+
+// HANDLE_TH_ERRORS turns exceptions into Python ones; it expects the GIL, which comes back as the guard leaves.
+PyObject* py_run_plans(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *capsule, *list;
+  unsigned long long times;
+  if (!PyArg_ParseTuple(args, "OO!K", &capsule, &PyList_Type, &list, &times)) return nullptr;
+  Plans* plans = plans_of(capsule);
+  if (!plans) return nullptr;
+  std::vector<c10::IValue> values;
+  values.reserve(PyList_GET_SIZE(list));
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+    PyObject* item = PyList_GET_ITEM(list, i);
+    if (THPVariable_Check(item)) {
+      values.emplace_back(THPVariable_Unpack(item));
+    } else if (PyBool_Check(item)) {
+      values.emplace_back(item == Py_True);
+    } else if (PyFloat_Check(item)) {
+      values.emplace_back(PyFloat_AS_DOUBLE(item));
+    } else {
+      values.emplace_back(int64_t(PyLong_AsLongLong(item)));
+      if (PyErr_Occurred()) return nullptr;
+    }
+  }
+  std::vector<at::Tensor> outputs;
+  bool ran;
+  {
+    pybind11::gil_scoped_release unlocked;
+    ran = run_plan(*plans, values, times, outputs);
+  }
+  if (!ran) Py_RETURN_NONE;
+  PyObject* result = PyList_New(outputs.size());
+  for (size_t i = 0; i < outputs.size(); i++) PyList_SET_ITEM(result, i, THPVariable_Wrap(outputs[i]));
+  return result;
+  END_HANDLE_TH_ERRORS
+}
 
 void rethrow_python(int gil_state) {
   python_error error;

@@ -17,6 +17,7 @@ namespace {
 const char* const asynchronous = "in a launch before this call (TORCH_WEBGPU_DEBUG=1 finds which)";
 Batch batch;  // recorded and not yet handed to the encoder
 uint32_t submit_interval = 64;
+uint32_t held;  // number of HoldSubmits alive
 uint64_t dispatches, readbacks;
 
 // Small uploads: written to one buffer just before the submit whose commands copy them to their places.
@@ -37,7 +38,7 @@ constexpr uint64_t staging_chunk = uint64_t(64) << 20;
 void record(const Command& command) {
   if (C10_UNLIKELY(device_lost())) raise_errors("");
   batch.commands.push_back(command);
-  if (batch.commands.size() >= submit_interval) flush();
+  if (batch.commands.size() >= (held ? ring_slots : submit_interval)) flush();
 }
 
 void record_copy(Handle src, uint64_t src_offset, Handle dst, uint64_t dst_offset, uint64_t size) {
@@ -155,6 +156,9 @@ void flush() {
   Lock lock(device_mutex());
   submit_batch(batch);
 }
+
+HoldSubmits::HoldSubmits() { held++; }
+HoldSubmits::~HoldSubmits() { held--; }
 
 void wait_idle() {
   Lock lock(device_mutex());

@@ -21,6 +21,11 @@ void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint
                      const uint32_t* groups);
 // Hands what is recorded to the encoder.
 void flush();
+// While one lives, a batch is handed over only when its uniform slots are used up, or by flush(). Needs the device lock.
+struct HoldSubmits {
+  HoldSubmits();
+  ~HoldSubmits();
+};
 // Flushes and waits until the GPU has done everything; raises collected errors and failed device-side checks.
 void synchronize();
 // The same without the errors of the library.

@@ -13,7 +13,7 @@
 namespace webgpu {
 
 // What an operand or output points at: arg tensors count from 0 in order of appearance, lists flattened.
-constexpr int32_t ref_output = 0x1000, ref_temp = 0x2000, ref_error = 0x3000;
+constexpr int32_t ref_output = 1 << 20, ref_temp = 2 << 20, ref_error = 3 << 20;
 
 struct Operand {
   uint32_t slot;      // which binding
@@ -42,9 +42,11 @@ struct Step {
 };
 
 struct Output {
-  int32_t alias;  // flattened arg tensor written in place, or -1 for a new tensor
+  int32_t alias;  // flattened arg tensor written in place, or -1 for a new tensor; of a view, the tensor it is a view of
   at::ScalarType dtype;
   std::vector<int64_t> sizes, strides;
+  bool view = false;
+  int64_t offset = 0;  // of a view, elements from the start of its base
 };
 
 struct Recipe {
@@ -54,6 +56,7 @@ struct Recipe {
   std::vector<Output> outputs;
   std::vector<uint64_t> temps;  // bytes
   std::vector<Step> steps;
+  std::vector<int32_t> returned;  // of a plan: which outputs the call returns; -1 is none
 };
 
 struct RecipeStats {

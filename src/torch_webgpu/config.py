@@ -22,6 +22,7 @@ class Config:
         adapter: ``TORCH_WEBGPU_ADAPTER``: part of an adapter's name, or its index in ``torch-webgpu info``.
         fallback: ``TORCH_WEBGPU_FALLBACK``: ``warn`` (run on the CPU, warn once an op) or ``error``.
         limits: ``TORCH_WEBGPU_LIMITS``: ``adapter`` (all the adapter grants) or ``default`` (the specification's defaults).
+        fusion: ``TORCH_WEBGPU_FUSION``: how far the compiler fuses: ``none``, ``pointwise`` or ``full``.
         debug: ``TORCH_WEBGPU_DEBUG``: ``1`` waits for and checks every launch.
     """
 
@@ -29,6 +30,7 @@ class Config:
     adapter: str
     fallback: str
     limits: str
+    fusion: str
     debug: bool
 
     @staticmethod
@@ -39,6 +41,7 @@ class Config:
             adapter=os.environ.get("TORCH_WEBGPU_ADAPTER", "").strip(),
             fallback=_choice("TORCH_WEBGPU_FALLBACK", "warn", ("warn", "error")),
             limits=_choice("TORCH_WEBGPU_LIMITS", "adapter", ("adapter", "default")),
+            fusion=_choice("TORCH_WEBGPU_FUSION", "full", ("full", "pointwise", "none")),
             debug=_choice("TORCH_WEBGPU_DEBUG", "0", ("0", "1")) == "1",
         )
 

@@ -13,7 +13,7 @@ from typing import Any
 from . import _C, runtime, wgsl
 from .wgsl import DType
 
-REF_OUTPUT, REF_TEMP, REF_ERROR = 0x1000, 0x2000, 0x3000
+REF_OUTPUT, REF_TEMP, REF_ERROR = 1 << 20, 2 << 20, 3 << 20
 PATCH_F32, PATCH_I32, PATCH_I64, PATCH_RANDOM = range(4)
 _PATCH_OF_CLASS = {"f": PATCH_F32, "i": PATCH_I32, "l": PATCH_I64, "b": PATCH_I32}
 MAX_GROUPS = 65535
@@ -170,6 +170,11 @@ class Scalar:
         self.graph.specialised = True
         return self._value
 
+    @property
+    def constant(self) -> Any:
+        """The number of a scalar that is the same at every replay (``index`` below zero)."""
+        return self._value
+
     def __repr__(self) -> str:
         return self.dtype.name
 
@@ -198,6 +203,8 @@ class Words:
 
     def number(self, name: str, value: Any, cls: str) -> None:
         """A Python number or a Scalar, as a value of the class."""
+        if isinstance(value, Scalar) and value.index < 0:
+            value = value.constant
         if isinstance(value, Scalar):
             at = self.index[name] = len(self.words)
             if cls != "f" and value.dtype.is_float:  # rare: a float meeting integers; the value decides
@@ -251,7 +258,12 @@ def clear_pipelines() -> None:
 
 
 class Graph:
-    """The recipe in the making."""
+    """The recipe in the making.
+
+    A graph that compiles later (``deferred``) takes elementwise work as programs through ``pointwise``.
+    """
+
+    deferred = False
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -309,6 +321,10 @@ class Graph:
         if pipeline is None:
             pipeline = _pipelines[key] = self._compile(name, args, slots, w, source)
         self.steps.append((pipeline, operands, w.words, w.patches, groups))
+
+    def pointwise(self, program: Any, operands: Sequence[Any], out: Tensor, name: str) -> None:
+        """Elementwise work of a deferred graph; operands are broadcast to ``out``."""
+        raise NotImplementedError
 
     def _compile(
         self,

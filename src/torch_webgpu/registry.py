@@ -136,7 +136,21 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     if entry is None:
         return _without_lowering(name, overload, key)
     graph = Graph(key)
-    args = [_convert(graph, value, i, entry) for i, value in enumerate(raw)]
+    results = apply(graph, entry, [_convert(graph, value, i, entry) for i, value in enumerate(raw)])
+    if results is NotImplemented:
+        return _without_lowering(name, overload, key, this_signature_only=True)
+    if isinstance(results, str):
+        return results
+    return graph.finish(results)
+
+
+def apply(graph: Graph, entry: Entry, args: list[Any]) -> Any:
+    """Runs a lowering over a call's arguments, targets of ``out=`` among them.
+
+    Returns:
+        The list of results; NotImplemented where the lowering declines; the name of an op of the same schema that does it
+        with help of the host.
+    """
     targets: list[Tensor] = []
     if entry.form == "inplace":
         targets = [args[0]]
@@ -146,13 +160,15 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
         graph.target = targets[0]
         _check_overlap(graph, targets)
     result = entry.lowering(graph, *args)
-    if result is NotImplemented:
-        return _without_lowering(name, overload, key, this_signature_only=True)
-    if isinstance(result, str):  # an op of the same schema that does it with help of the host
+    if result is NotImplemented or isinstance(result, str):
         return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
-    results = [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
-    return graph.finish(results)
+    return [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
+
+
+def entry_of(key: str) -> Entry | None:
+    """The lowering of an overload (``"add.Tensor"``, ``"mm"``), if there is one."""
+    return _entries.get(key)
 
 
 def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:

@@ -81,6 +81,13 @@ class _ByCode(dict[int, DType]):
 
 DTYPES: dict[int, DType] = _ByCode({d.code: d for d in (U8, I8, I16, I32, I64, F16, F32, BOOL, BF16)})
 BY_TORCH = {d.torch: d for d in DTYPES.values()}
+_OTHER_CODES = {torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10}
+
+
+def scalar_type(dtype: torch.dtype) -> int:
+    """c10's scalar type number of a dtype."""
+    known = BY_TORCH.get(dtype)
+    return known.code if known is not None else _OTHER_CODES.get(dtype, -1)
 
 TYPE = {"f": "f32", "i": "i32", "l": "vec2<u32>", "b": "bool"}
 ZERO = {"f": "0.0", "i": "0", "l": "vec2<u32>(0u)", "b": "false"}

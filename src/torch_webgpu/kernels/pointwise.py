@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .. import wgsl
-from ..recipe import Graph, Scalar, Tensor, Words, grid
+from ..recipe import REF_OUTPUT, Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
+from .program import Program
 
 WORKGROUP = 128
 LINEAR = "(g.y * n.x + g.x) * {wg}u + l"  # the folded grid's invocation number
@@ -147,7 +149,7 @@ def index_words(w: Words, sizes: Sequence[int], strides: Mapping[str, Sequence[i
             w.u32(f"{prefix}{name}_{d}", s[d])
 
 
-def _may_overlap(a: Tensor, b: Tensor) -> bool:
+def may_overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two views of one buffer share elements at different positions (their offsets are in the signature)."""
     if a.buffer != b.buffer or (a.offset == b.offset and a.strides == b.strides and a.sizes == b.sizes):
         return False
@@ -161,6 +163,25 @@ def _split(out: Tensor, inputs: list[Tensor], limit: int) -> int | None:
     return max(
         range(out.ndim), key=lambda d: (out.sizes[d] - 1) * max(t.strides[d] * t.dtype.itemsize for t in (out, *inputs))
     )
+
+
+def _defer(
+    graph: Graph,
+    expr: str,
+    operands: Sequence[Operand],
+    classes: Sequence[str],
+    result_cls: str,
+    out: Tensor,
+    name: str,
+) -> None:
+    """Hands the op as a program to a graph that compiles later."""
+    expanded = [x.expand(out.sizes) if isinstance(x, Tensor) else x for x in operands]
+    if any(isinstance(x, Tensor) and may_overlap(out, x) for x in expanded):
+        temp = graph.new(out.sizes, out.dtype)
+        _defer(graph, expr, operands, classes, result_cls, temp, name)
+        return _defer(graph, "{0}", [temp], [temp.dtype.cls], temp.dtype.cls, out, "copy")
+    inputs = [x.dtype.cls if isinstance(x, Tensor) else c for x, c in zip(operands, classes, strict=True)]
+    graph.pointwise(Program.of(expr, inputs, classes, result_cls), expanded, out, name)
 
 
 def emit(
@@ -183,11 +204,13 @@ def emit(
     """
     if out.numel == 0:
         return
+    if graph.deferred:
+        return _defer(graph, expr, operands, classes, result_cls, out, name)
     tensors = [(i, x.expand(out.sizes)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
     limit = device().limits["maxStorageBufferBindingSize"]
     if out.ref < 0 and max(out.extent, *(t.extent for _, t in tensors), 0) * 8 + 256 <= limit:
         return _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)  # fresh and small: nothing to check
-    if any(_may_overlap(out, t) for _, t in tensors):
+    if any(may_overlap(out, t) for _, t in tensors):
         temp = graph.new(out.sizes, out.dtype)
         emit(graph, expr, operands, classes, result_cls, temp, name)
         return copy_into(graph, temp, out)
@@ -211,6 +234,27 @@ def _emit_one(
     out: Tensor,
     name: str,
 ) -> None:
+    def arithmetic(values: list[str]) -> tuple[str, str]:
+        taken = [
+            cast(v, x.dtype.cls, c) if isinstance(x, Tensor) else v
+            for v, x, c in zip(values, operands, classes, strict=True)
+        ]
+        return "", expr.format(*taken)
+
+    _launch(graph, arithmetic, (name, expr, tuple(classes)), operands, tensors, classes, result_cls, out)
+
+
+def _launch(
+    graph: Graph,
+    arithmetic: Callable[[list[str]], tuple[str, str]],
+    key: tuple[Any, ...],
+    operands: Sequence[Operand],
+    tensors: list[tuple[int, Tensor]],
+    number_classes: Sequence[str],
+    result_cls: str,
+    out: Tensor,
+) -> None:
+    """One launch; ``arithmetic`` turns an expression an operand into WGSL statements and the result's expression."""
     n = out.numel
     d = out.dtype
     if out.contiguous and all(t.contiguous for _, t in tensors):
@@ -219,7 +263,7 @@ def _emit_one(
         sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
         flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
     # Shared words are written whole where this launch owns all of them, else element by element with atomics.
-    fresh = out.ref < 0
+    fresh = out.ref < 0 or out.ref >= REF_OUTPUT
     whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
     mode = "p" if whole else "w"
     names = ["o", *(f"t{i}" for i, _ in tensors)]
@@ -232,26 +276,27 @@ def _emit_one(
             index_words(w, sizes, walked)
         for i, x in enumerate(operands):
             if not isinstance(x, Tensor):
-                w.number(f"v{i}", x, classes[i])
+                w.number(f"v{i}", x, number_classes[i])
 
     def source(w: Words) -> str:
         values = []
         for i, x in enumerate(operands):
             if isinstance(x, Tensor):
-                at = f"x_t{i}" if f"t{i}" in walked else "i"
-                values.append(cast(f"ld_t{i}({at})", x.dtype.cls, classes[i]))
+                values.append(f"ld_t{i}({f'x_t{i}' if f't{i}' in walked else 'i'})")
             else:
-                values.append(w.expr(f"v{i}", classes[i]))
+                values.append(w.expr(f"v{i}", number_classes[i]))
         index = index_code(w, rank, list(walked)) if rank else ""
-        value = cast(expr.format(*values), result_cls, d.cls)
+        statements, result = arithmetic(values)
+        value = cast(result, result_cls, d.cls)
         body = MAIN.format(wg=WORKGROUP) + f"let k = {LINEAR.format(wg=WORKGROUP)};\n"
         if not whole:
             at = "x_o" if "o" in walked else "i"
-            return body + f"if (k >= {w.expr('n')}) {{ return; }}\nlet i = k;\n{index}\nst_o({at}, {value});\n}}"
+            head = f"if (k >= {w.expr('n')}) {{ return; }}\nlet i = k;\n{index}\n"
+            return body + head + f"{statements}st_o({at}, {value});\n}}"
         parts = []
         for e in range(d.per_word):
             parts.append(
-                f"{{ let i = k * {d.per_word}u + {e}u;\nif (i < {w.expr('n')}) {{ {index}\n"
+                f"{{ let i = k * {d.per_word}u + {e}u;\nif (i < {w.expr('n')}) {{ {index}\n{statements}"
                 f"bits = bits | ({wgsl.bits_of(d, value)} << {e * d.itemsize * 8}u); }} }}"
             )
         return (
@@ -263,8 +308,23 @@ def _emit_one(
 
     args = [("o", out, mode)] + [(f"t{i}", t, "r") for i, t in tensors]
     kinds = tuple("t" if isinstance(x, Tensor) else "v" for x in operands)
-    static = (name, expr, rank, tuple(flat), kinds, tuple(classes), result_cls)
+    static = (*key, rank, tuple(flat), kinds, result_cls)
     graph.launch("pointwise", args, words, source, grid(-(-n // d.per_word) if whole else n, WORKGROUP), static)
+
+
+def emit_program(graph: Graph, program: Program, operands: Sequence[Operand], out: Tensor) -> None:
+    """Like ``emit`` for a program: operands already broadcast to ``out``, none overlapping it at other positions."""
+    if out.numel == 0:
+        return
+    tensors = [(i, x) for i, x in enumerate(operands) if isinstance(x, Tensor)]
+    cut = _split(out, [t for _, t in tensors], device().limits["maxStorageBufferBindingSize"])
+    if cut is not None:
+        half = out.sizes[cut] // 2
+        for start, length in ((0, half), (half, out.sizes[cut] - half)):
+            part = [x.narrow(cut, start, length) if isinstance(x, Tensor) else x for x in operands]
+            emit_program(graph, program, part, out.narrow(cut, start, length))
+        return
+    _launch(graph, program.emit, (program,), operands, tensors, program.inputs, program.cls, out)
 
 
 def compute(

@@ -153,10 +153,9 @@ def _need(graph: Graph, *expected: tuple[Tensor, int]) -> None:
 
 
 def _drop(t: Tensor, *dims: int) -> Tensor:
-    """Result with size-1 dimensions removed; the same fresh tensor, so that it can be returned."""
+    """Size-1 dimensions removed."""
     keep = [i for i in range(t.ndim) if i not in dims]
-    t.sizes, t.strides = tuple(t.sizes[i] for i in keep), tuple(t.strides[i] for i in keep)  # extent and order stay
-    return t
+    return t.view([t.sizes[i] for i in keep], [t.strides[i] for i in keep])
 
 
 @lower("mm")

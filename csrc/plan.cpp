@@ -1,0 +1,96 @@
+#include "plan.h"
+
+#include <memory>
+#include <unordered_map>
+
+#include "queue.h"
+#include "replay.h"
+
+namespace webgpu {
+
+namespace {
+struct Entry {
+  std::vector<uint64_t> words;
+  Recipe recipe;
+};
+}  // namespace
+
+// One compiled graph: a plan for every signature that it was called with.
+struct Plans {
+  std::string name;
+  PyObject* miss;
+  std::unordered_map<uint64_t, std::vector<std::shared_ptr<Entry>>> entries;
+};
+
+namespace {
+constexpr const char* capsule_name = "torch_webgpu.Plans";
+
+std::string plans_name(const void* plans) { return static_cast<const Plans*>(plans)->name; }
+
+void free_plans(PyObject* capsule) {
+  auto* plans = static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name));
+  Py_XDECREF(plans->miss);
+  delete plans;
+}
+
+std::shared_ptr<Entry> find(Plans& plans, uint64_t hash, c10::ArrayRef<uint64_t> words) {
+  auto found = plans.entries.find(hash);
+  if (found == plans.entries.end()) return nullptr;
+  for (auto& entry : found->second) {
+    if (words.equals(entry->words)) return entry;
+  }
+  return nullptr;
+}
+
+// Takes the GIL; without the device lock. Null where Python says that the graph cannot run as a plan.
+std::shared_ptr<Entry> ask_python(Plans& plans, at::ArrayRef<c10::IValue> args) {
+  PyGILState_STATE gil = PyGILState_Ensure();
+  PyObject* described = describe_arguments(args);
+  PyObject* result = described ? PyObject_CallFunctionObjArgs(plans.miss, described, nullptr) : nullptr;
+  Py_XDECREF(described);
+  if (!result) rethrow_python(gil);
+  auto entry = std::make_shared<Entry>();
+  entry->recipe = parse_recipe(result);
+  Py_DECREF(result);
+  if (PyErr_Occurred()) rethrow_python(gil);
+  PyGILState_Release(gil);
+  return entry;
+}
+}  // namespace
+
+PyObject* make_plans(const std::string& name, PyObject* miss) {
+  Py_INCREF(miss);
+  return PyCapsule_New(new Plans{name, miss, {}}, capsule_name, free_plans);
+}
+
+Plans* plans_of(PyObject* capsule) { return static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name)); }
+
+bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs) {
+  Stopwatch watch;
+  Signature signature;
+  for (auto& arg : args) signature.value(arg);
+  uint64_t hash = hash_words(signature.words.data(), signature.words.size());
+  Lock lock(device_mutex());
+  auto entry = find(plans, hash, signature.words);
+  watch.lap(stats.key_ns);
+  if (!entry) {
+    lock.unlock();
+    ensure_device();
+    entry = ask_python(plans, args);
+    entry->words.assign(signature.words.begin(), signature.words.end());
+    lock.lock();
+    if (!find(plans, hash, signature.words)) plans.entries[hash].push_back(entry);
+  }
+  if (entry->recipe.kind == Recipe::Kind::fallback) return false;
+  HoldSubmits hold;  // one submit, unless the plan needs more uniform slots than a batch has
+  for (uint64_t i = 0; i < times; i++) {
+    Call call{plans_name, &plans, args, signature.tensors, {}, {}};
+    replay(call, entry->recipe, watch);
+    flush();
+    if (i + 1 < times) continue;
+    for (int32_t index : entry->recipe.returned) outputs.push_back(index < 0 ? at::Tensor() : call.outputs[index]);
+  }
+  return true;
+}
+
+}  // namespace webgpu

@@ -1,0 +1,23 @@
+// Compiled graphs: plans found by signature and replayed in one submit.
+#pragma once
+#include <Python.h>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <string>
+#include <vector>
+
+namespace webgpu {
+
+struct Plans;
+
+// A capsule that holds the plans of one graph; `miss` makes the plan of a new signature (GIL held).
+PyObject* make_plans(const std::string& name, PyObject* miss);
+Plans* plans_of(PyObject* capsule);
+// Replays the plan `times` times; the outputs are those of the last. False where the signature has no plan. Without the GIL.
+bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs);
+
+// python.cpp: `run_plans(capsule, args, times)`.
+PyObject* py_run_plans(PyObject*, PyObject* args);
+
+}  // namespace webgpu

@@ -1,0 +1,1 @@
+"""The compiler: ``torch.compile(model, backend="webgpu")``."""

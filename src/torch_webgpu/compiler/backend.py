@@ -1,0 +1,85 @@
+"""``torch.compile(model, backend="webgpu")``: Dynamo's graph through AOTAutograd to plans."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import decomposition_table
+from torch._dynamo.backends.common import aot_autograd
+
+from ..config import config
+from ..registry import entry_of
+from .executor import CompiledGraph
+from .fusion import fuse
+from .patterns import rewrite
+from .prepare import alias_pattern, may_mutate, prepare
+from .structural import handler_of, key_of
+
+log = logging.getLogger("torch_webgpu.compiler")
+
+#: Graphs compiled in this process, in order (``explain`` and tests look at them).
+compiled: list[CompiledGraph] = []
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    """PyTorch's decompositions of everything that has no lowering of its own."""
+    chosen = {}
+    for op, function in decomposition_table.items():
+        if not isinstance(op, torch._ops.OpOverload) or entry_of(key_of(op)) is not None or handler_of(op) is not None:
+            continue
+        chosen[op] = function
+    return chosen
+
+
+def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    source = fx.GraphModule(module, fx.Graph())
+    source.graph = _copy(module.graph)
+    rewritten = rewrite(module, config.fusion)
+    graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
+    compiled.append(graph)
+    return graph
+
+
+def _copy(graph: fx.Graph) -> fx.Graph:
+    new = fx.Graph()
+    new.output(new.graph_copy(graph, {}))
+    return new
+
+
+def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """Dynamo backend: compiles a graph whose tensors are on the webgpu device.
+
+    Args:
+        module: Dynamo's graph.
+        example_inputs: its inputs, real or fake.
+        options: none are known; an unknown one raises TypeError.
+
+    Returns:
+        A callable with the graph's signature. Inputs that overlap otherwise than at compilation, where the graph writes its
+        inputs, run the graph eagerly.
+    """
+    if options:
+        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
+    prepared = prepare(module)
+    run = aot_autograd(
+        fw_compiler=_compile,
+        bw_compiler=_compile,
+        inference_compiler=_compile,
+        decompositions=_decompositions(),
+        keep_inference_input_mutations=True,
+    )(prepared, example_inputs)
+    if not may_mutate(prepared):
+        return run
+    expected = alias_pattern(example_inputs)
+
+    def guarded(*args: Any) -> Any:
+        if alias_pattern(args) != expected:
+            log.warning("inputs overlap otherwise than at compilation: this call runs eagerly")
+            return prepared(*args)
+        return run(*args)
+
+    return guarded

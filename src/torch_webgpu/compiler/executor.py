@@ -1,0 +1,205 @@
+"""A compiled graph at call time: plans by signature, and eager execution of what no plan can hold."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .. import _C
+from ..errors import LimitError
+from .ir import Module
+from .lower import UnsupportedNodeError, lower
+from .plan import Plan, assemble
+
+log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.compiler" shows it
+_numbers = itertools.count()
+
+Passes = Callable[[Module], Module]
+
+
+class CompiledGraph:
+    """An ATen graph as a boxed callable: takes the list of flat inputs, returns the list of outputs.
+
+    Attributes:
+        plans: the plans made so far, in order.
+    """
+
+    def __init__(self, module: fx.GraphModule, source: fx.GraphModule, fuse: Passes) -> None:
+        """
+        Args:
+            module: the graph after the passes on it.
+            source: the graph before them, run op by op where a plan fails.
+            fuse: passes on the lowered steps.
+        """
+        self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
+        self.module, self.source, self._fuse = module, source, fuse
+        self.name = f"compiled graph {next(_numbers)}"
+        self.plans: list[Plan] = []
+        self._constants = _lift_constants(module)
+        self._handle = _C.make_plans(self.name, self._plan)
+        self._fallback: Callable[[list[Any]], list[Any]] | None = None
+        self._numbers = _number_outputs(module)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        return self.run(args)
+
+    def run(self, args: list[Any], times: int = 1) -> list[Any]:
+        """Replays the plan for these inputs ``times`` times; the results are those of the last."""
+        if self._fallback is not None:
+            for _ in range(times):
+                results = self._fallback(list(args))
+            return results
+        inputs = [*args, *self._constants] if self._constants else list(args)
+        try:
+            results = _C.run_plans(self._handle, inputs, times)
+        except UnsupportedNodeError as e:
+            self._degrade(e)
+            return self.run(args, times)
+        except LimitError as e:
+            log.warning("%s runs op by op: %s", self.name, e)
+            self._fallback = _op_by_op(self.source)
+            return self.run(args, times)
+        args.clear()
+        assert results is not None
+        for index, number in self._numbers:
+            results[index] = number(inputs)
+        return results
+
+    def _plan(self, metas: tuple[Any, ...]) -> Any:
+        plan = assemble(self._fuse(lower(self.module, metas)))
+        log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
+        self.plans.append(plan)
+        return plan.recipe
+
+    def _degrade(self, error: UnsupportedNodeError) -> None:
+        log.warning("%s: %s runs eagerly (%s)", self.name, error.node.target, error.reason)
+        if error.node.graph is not self.module.graph:
+            raise RuntimeError(f"a node of another graph: {error}") from error
+        self._fallback = _split_at(self.module, error.node, self._constants, self._fuse)
+
+
+def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
+    """Makes attribute tensors inputs, after the others."""
+    constants = []
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
+        value: Any = module
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        anchor = placeholders[-1] if placeholders else None
+        with module.graph.inserting_after(anchor) if anchor is not None else module.graph.inserting_before(node):
+            new = module.graph.placeholder(f"constant_{len(constants)}")
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)
+        placeholders.append(new)
+        constants.append(value)
+    return constants
+
+
+def _number_outputs(module: fx.GraphModule) -> list[tuple[int, Callable[[list[Any]], Any]]]:
+    """For outputs that are numbers, how to get them from the inputs."""
+    found: list[tuple[int, Callable[[list[Any]], Any]]] = []
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    for i, value in enumerate(module.graph.output_node().args[0]):
+        if isinstance(value, fx.Node) and not _is_tensor(value):
+            found.append((i, lambda inputs, node=value: _evaluate(node, dict(zip(placeholders, inputs, strict=True)))))
+        elif value is not None and not isinstance(value, fx.Node):
+            found.append((i, lambda inputs, number=value: number))
+    return found
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _evaluate(node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    if node not in env:
+        args = fx.node.map_arg(node.args, lambda n: _evaluate(n, env))
+        kwargs = fx.node.map_arg(node.kwargs, lambda n: _evaluate(n, env))
+        assert callable(node.target)
+        env[node] = node.target(*args, **kwargs)
+    return env[node]
+
+
+def _op_by_op(module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
+    interpreter = fx.Interpreter(module)
+
+    def run(args: list[Any]) -> list[Any]:
+        return list(interpreter.run(*args, enable_io_processing=False))
+
+    return run
+
+
+# ---------------------------------------------------------------------------------------------------- splitting
+
+
+def _split_at(
+    module: fx.GraphModule, unsupported: fx.Node, constants: list[torch.Tensor], fuse: Passes
+) -> Callable[[list[Any]], list[Any]]:
+    """The graph as a plan before the node, the node eagerly, a plan after it (each split again where it must be)."""
+    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    at = nodes.index(unsupported)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    returned = module.graph.output_node().args[0]
+    used_last = {n for n in returned if isinstance(n, fx.Node)}
+    later = set(nodes[at:])
+    needed_after = [n for n in nodes[:at] if _is_tensor(n) and (n in used_last or any(u in later for u in n.users))]
+    before, before_inputs = _part(module, nodes[:at], needed_after)
+    tail_results = [n for n in nodes[at + 1 :] if n in used_last and _is_tensor(n)]
+    after, after_inputs = _part(module, nodes[at + 1 :], tail_results)
+    first, second = (CompiledGraph(part, part, fuse) for part in (before, after))
+
+    def run(args: list[Any]) -> list[Any]:
+        env: dict[fx.Node, Any] = dict(zip(placeholders, [*args, *constants], strict=True))
+        env.update(zip(needed_after, first([_evaluate(n, env) for n in before_inputs]), strict=True))
+        _evaluate(unsupported, env)
+        env.update(zip(tail_results, second([_evaluate(n, env) for n in after_inputs]), strict=True))
+        return [_evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
+
+    return run
+
+
+def _part(
+    module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]
+) -> tuple[fx.GraphModule, list[fx.Node]]:
+    """A graph of some nodes in order, and the nodes outside that it takes as inputs; sizes are worked out again inside."""
+    graph = fx.Graph()
+    inside: dict[fx.Node, fx.Node] = {}
+    inputs: list[fx.Node] = []
+
+    def take(node: fx.Node) -> fx.Node:
+        if node not in inside:
+            if not _is_tensor(node) and node.op == "call_function":
+                inside[node] = graph.node_copy(node, take)
+            else:
+                raise KeyError(node)
+        return inside[node]
+
+    wanted = set(nodes)
+
+    def collect(node: fx.Node) -> None:
+        if node in wanted or node in inputs:
+            return
+        if not _is_tensor(node) and node.op == "call_function":
+            for source in node.all_input_nodes:
+                collect(source)
+        else:
+            inputs.append(node)
+
+    for node in nodes:
+        for source in node.all_input_nodes:
+            collect(source)
+    for node in inputs:
+        inside[node] = graph.placeholder(node.name)
+        inside[node].meta = dict(node.meta)
+    for node in nodes:
+        inside[node] = graph.node_copy(node, take)
+    graph.output(tuple(inside[n] for n in results))
+    return fx.GraphModule(module, graph), inputs

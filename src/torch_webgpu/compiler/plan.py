@@ -1,0 +1,146 @@
+"""From steps to a plan: temporaries placed in arenas, launches resolved, as the plain tuples that the native core replays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP, Graph, Scalar, Tensor
+from ..runtime import device
+from .ir import Module, Step
+from .memory import Lifetime, Placement, plan
+
+LARGEST_ARENA = 128 << 20
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One launch of a plan, for people.
+
+    Attributes:
+        name: the op or ops.
+        kernel: which shader.
+        read, written: bytes of the operands' extents.
+    """
+
+    name: str
+    kernel: str
+    groups: tuple[int, int, int]
+    read: int
+    written: int
+    pipeline: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is replayed.
+
+    Attributes:
+        recipe: for the native core (``bridge.cpp``).
+        dispatches: exactly the launches of a replay.
+        arenas: bytes of temporaries.
+    """
+
+    recipe: tuple[Any, ...]
+    dispatches: list[Dispatch]
+    arenas: tuple[int, ...]
+    outputs: int
+    notes: list[str] = field(default_factory=list)
+
+
+class _Resolved(Graph):
+    """Launches with final references; notes each for ``explain``."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+        self.dispatches: list[Dispatch] = []
+
+    def launch(self, name: str, args: Any, words: Any, source: Any, groups: tuple[int, int, int], static: Any = ()) -> None:
+        super().launch(name, args, words, source, groups, static)
+        size = lambda writes: sum(  # noqa: E731
+            t.extent * t.dtype.itemsize for _, t, mode in args if (mode not in "rv") == writes and t.ref != REF_ERROR
+        )
+        self.dispatches.append(Dispatch(self.op, name, groups, size(False), size(True), self.steps[-1][0]))
+
+    def new(self, *args: Any, **kwargs: Any) -> Tensor:
+        raise RuntimeError(f"{self.op}: a temporary after memory planning")
+
+
+def _lifetimes(module: Module, keep: set[Any]) -> tuple[list[Lifetime], set[frozenset[Any]]]:
+    first: dict[Any, int] = {}
+    last: dict[Any, int] = {}
+    apart: set[frozenset[Any]] = set()
+    for i, step in enumerate(module.steps):
+        reads, writes = {t.buffer for t in step.reads()}, {t.buffer for t in step.writes()}
+        for b in reads | writes:
+            first.setdefault(b, i)
+            last[b] = i
+        apart.update(frozenset((w, b)) for w in writes for b in reads | writes if w != b)
+    fresh = [(("new", i), t) for i, t in enumerate(module.created)]
+    lives = [
+        Lifetime(b, max(t.extent * t.dtype.itemsize, 4), first[b], last[b]) for b, t in fresh if b in first and b not in keep
+    ]
+    return lives, apart
+
+
+def _placer(module: Module, placement: Placement, outputs: dict[Any, int]) -> Any:
+    memo: dict[int, Tensor] = {}
+
+    def place(t: Tensor) -> Tensor:
+        kind = t.buffer[0] if isinstance(t.buffer, tuple) else None
+        if kind != "new":
+            return t
+        if id(t) in memo:
+            return memo[id(t)]
+        if t.buffer in outputs:
+            ref, start = REF_OUTPUT + outputs[t.buffer], 0
+        else:
+            arena, at = placement.offsets[t.buffer]
+            ref, start = REF_TEMP + arena, at // t.dtype.itemsize
+        memo[id(t)] = placed = Tensor(ref, t.buffer, t.dtype, t.sizes, t.strides, t.delta + start, t.offset + start)
+        return placed
+
+    return place
+
+
+def _results(module: Module, bases: dict[Any, int]) -> tuple[list[tuple[Any, ...]], list[int]]:
+    """The native core's outputs: fresh tensors first, then inputs and views; and which of them the call returns."""
+    outputs: list[tuple[Any, ...]] = []
+    for buffer in bases:
+        t = module.created[buffer[1]]
+        outputs.append((-1, t.dtype.code, t.sizes, t.strides))
+    returned = []
+    for t in module.outputs:
+        if not isinstance(t, Tensor):
+            if isinstance(t, Scalar):
+                raise NotImplementedError("a CPU scalar is returned")
+            returned.append(-1)
+            continue
+        base = module.created[t.buffer[1]] if t.buffer in bases else None
+        if base is not None and base.sizes == t.sizes and base.strides == t.strides and not t.delta:
+            returned.append(bases[t.buffer])
+            continue
+        ref = REF_OUTPUT + bases[t.buffer] if base is not None else t.ref
+        returned.append(len(outputs))
+        outputs.append((ref, t.dtype.code, t.sizes, t.strides, t.delta))
+    return outputs, returned
+
+
+def assemble(module: Module) -> Plan:
+    """Plans memory and resolves every launch; compiles the pipelines that are new."""
+    bases: dict[Any, int] = {}
+    for t in module.outputs:
+        if isinstance(t, Tensor) and t.buffer[0] == "new":
+            bases.setdefault(t.buffer, len(bases))
+    lives, apart = _lifetimes(module, set(bases))
+    limit = min(device().limits["maxStorageBufferBindingSize"], LARGEST_ARENA)
+    placement = plan(lives, apart, limit)
+    place = _placer(module, placement, bases)
+    graph = _Resolved()
+    for step in module.steps:
+        graph.op = step.name
+        placed: Step = step.map_tensors(place)
+        placed.launch(graph)
+    outputs, returned = _results(module, bases)
+    recipe = (outputs, list(placement.arenas), graph.steps, module.may_fail, False, returned)
+    return Plan(recipe, graph.dispatches, placement.arenas, len(bases), module.notes)
