@@ -1,4 +1,4 @@
-"""Matrix-vector products of decoding: few rows of x, weights read once, with norm before and arithmetic behind in one launch.
+"""Matrix-vector products of decoding: norm, product of few rows of x with weights read once, and arithmetic in one launch.
 
 ``out = program(x' @ W_0^T, x' @ W_1^T, ..., extras)`` where ``x'`` is x or its RMS norm. The norm costs no pass of its own:
 the sum of squares is gathered beside the products and scales them at the end. Sums are float32.
@@ -299,7 +299,13 @@ class _Launch:
     def _whole_words(self) -> bool:
         """Whether the launch owns all words of a packed ``out``, pairs along N."""
         o = self.out
-        return o.dtype.packed and o.strides[1] == 1 and self.n % 2 == 0 and o.aligned(4) and (self.m == 1 or o.strides[0] % 2 == 0)
+        return (
+            o.dtype.packed
+            and o.strides[1] == 1
+            and self.n % 2 == 0
+            and o.aligned(4)
+            and (self.m == 1 or o.strides[0] % 2 == 0)
+        )
 
     # ------------------------------------------------------------------------------------------ shape of the kernel
 

@@ -26,7 +26,7 @@ def _trial(graph: Graph, key: str, inputs: list[Tensor], out: Tensor, number: An
 
 
 class Trial:
-    """An op made of what ``record(graph, inputs, out, number)`` launches; called with tensors, it runs and returns ``out``."""
+    """An op that launches what ``record(graph, inputs, out, number)`` records; called with tensors, it returns ``out``."""
 
     def __init__(self, record: Record) -> None:
         self.key = f"trial{next(_keys)}"

@@ -87,7 +87,9 @@ class Entry:
         numbers = {name: int(value[name]) for name in ("n", "k", "streams", "m")}
         if min(numbers.values()) < 1 or value["kind"] not in BLOCK:
             raise ValueError(f"not an entry: {value}")
-        shape = Choice(**{name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}, stage=bool(choice["stage"]))
+        shape = Choice(
+            **{name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}, stage=bool(choice["stage"])
+        )
         return Entry(str(value["adapter"]), str(value["implementation"]), str(value["kind"]), choice=shape, **numbers)
 
     @property
