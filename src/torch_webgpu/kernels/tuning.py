@@ -60,7 +60,7 @@ class Entry:
     """One line of the table: the best choice for a product on an adapter.
 
     Attributes:
-        adapter: part of the adapter's name in lower case, or ``cpu`` for any rasteriser.
+        adapter: part of the adapter's name in lower case, ``cpu`` for any rasteriser, or empty for any GPU.
         implementation: ``wgpu``, ``dawn``, or empty for both.
         kind: kind of weights (``float32``, ``float16``, ``bfloat16``, ``int8``, ``int4``).
         streams: matrices multiplied in one launch.
@@ -152,7 +152,8 @@ def _table() -> tuple[list[Entry], list[Entry]]:
     name = adapter.name.lower()
 
     def about(entry: Entry) -> bool:
-        ours = adapter.kind == "cpu" if entry.adapter == "cpu" else entry.adapter in name
+        by_class = adapter.kind == "cpu" if entry.adapter == "cpu" else adapter.kind != "cpu" if not entry.adapter else False
+        ours = by_class or (entry.adapter != "" and entry.adapter in name)
         return ours and entry.implementation in ("", adapter.implementation)
 
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
@@ -185,7 +186,7 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     adapter = device().adapter
     blocks = max(1, k // BLOCK[kind])
     if adapter.kind == "cpu":
-        return Choice(rows=1, lanes=1, workgroup=64, unroll=1)
+        return Choice(rows=2 if streams * m == 1 else 1, lanes=1, workgroup=64, unroll=1)
     rows = max(1, min(4, 8 // (streams * m)))
     lanes = 32
     while rows > 1 and n // rows * lanes < _RULE_INVOCATIONS:
