@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..kernels import render
+from ..kernels.decode_attention import decode_attention
 from ..recipe import MAX_GROUPS, Graph, Tensor, Words
 from ..registry import lower
 
@@ -37,6 +38,12 @@ def _attention(graph: Graph, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     e = v.sizes[3]
     out = graph.new((b, h, length, e), q.dtype, (length * h * e, e, h * e, 1))
     if out.numel == 0:
+        return out
+    if length == 1 and d == e and k.dtype is v.dtype:
+        if causal:  # aligned at the top left, so the first key alone
+            k, v = k.narrow(2, 0, min(k.sizes[2], 1)), v.narrow(2, 0, min(v.sizes[2], 1))
+            mask = mask if mask is None or mask.sizes[-1] == 1 else mask.narrow(mask.ndim - 1, 0, k.sizes[2])
+        decode_attention(graph, q, None, None, k, v, out, position=None, mask=mask, scale=scale)
         return out
     if mask is not None:
         mask = mask.expand((b, h, length, k.sizes[2]))

@@ -6,6 +6,7 @@ from typing import Any
 
 from .. import wgsl
 from ..kernels import render
+from ..kernels.gemm import gemm
 from ..kernels.pointwise import compute, emit, private_target
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
@@ -13,7 +14,6 @@ from ..runtime import device
 
 GEMV_ROWS = 4  # rows up to which b is read along k by whole workgroups
 GEMV_LANES, GEMV_COLUMNS = 32, 4
-TILE = 64
 PLAIN_WORKGROUP = 64
 
 
@@ -46,6 +46,8 @@ def product3(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, 
                 beta,
             )
         return
+    if _kernel(a, b, out) == "gemm":
+        return gemm(graph, a, b, out, c=c, alpha=alpha, beta=beta)
     _launch(graph, a, b, out, c, alpha, beta)
 
 
@@ -64,7 +66,6 @@ def _launch(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, a
     z, m, n = out.sizes
     kernel = _kernel(a, b, out)
     cls = out.dtype.cls
-    along = (a.strides[2] == 1, b.strides[1] == 1)
 
     def words(w: Words) -> None:
         for name, value in (("M", m), ("N", n), ("K", a.sizes[2]), ("count", z * m * n)):
@@ -80,8 +81,6 @@ def _launch(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, a
         bias = c is not None
         if kernel == "gemv":
             return render("gemv", w=w, rows=m, columns=GEMV_COLUMNS, lanes=GEMV_LANES, bias=bias)
-        if kernel == "gemm":
-            return render("gemm", w=w, tm=TILE, tn=TILE, bias=bias, a_along_k=along[0], b_along_k=along[1])
         loads = {
             "load_a": wgsl.cast(f"ld_a(at_a + k * {w.ak})", a.dtype.cls, cls),
             "load_b": wgsl.cast(f"ld_b(at_b + k * {w.bk})", b.dtype.cls, cls),
@@ -91,11 +90,9 @@ def _launch(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, a
     if kernel == "gemv":
         x, y, _ = grid(n, GEMV_COLUMNS)
         groups = (x, y, z)
-    elif kernel == "gemm":
-        groups = (-(-n // TILE), -(-m // TILE), z)
     else:
         groups = grid(z * m * n, PLAIN_WORKGROUP)
-    static = (m if kernel == "gemv" else 0, along if kernel == "gemm" else (), cls, c is not None)
+    static = (m if kernel == "gemv" else 0, cls, c is not None)
     args = [("a", a, "r"), ("b", b, "r"), ("o", out, "w")] + ([("c", c, "r")] if c is not None else [])
     graph.launch(kernel, args, words, source, groups, static)
 
