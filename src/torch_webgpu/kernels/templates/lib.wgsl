@@ -715,3 +715,28 @@ fn digamma_(x: f32) -> f32 {
   }
   return y;
 }
+
+// Four numbers of packed weights. unpack2x16float is exact for all halves that the hardware does not flush.
+fn quad_f16(w: vec2<u32>) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
+}
+
+fn quad_bf16(w: vec2<u32>) -> vec4<f32> {
+  return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
+}
+
+fn quad_i8(w: u32) -> vec4<f32> {
+  let i = bitcast<i32>(w);
+  return vec4<f32>(vec4<i32>(i << 24u, i << 16u, i << 8u, i) >> vec4<u32>(24u));
+}
+
+// Nibbles n as 1 + n / 16, put together from bits: no conversion. The caller takes the sum of the other factor off.
+fn nibbles_low(w: u32) -> vec4<f32> {
+  let bits = vec4<u32>(w << 19u, w << 15u, w << 11u, w << 7u);
+  return bitcast<vec4<f32>>((bits & vec4<u32>(0x00780000u)) | vec4<u32>(0x3f800000u));
+}
+
+fn nibbles_high(w: u32) -> vec4<f32> {
+  let bits = vec4<u32>(w << 3u, w >> 1u, w >> 5u, w >> 9u);
+  return bitcast<vec4<f32>>((bits & vec4<u32>(0x00780000u)) | vec4<u32>(0x3f800000u));
+}

@@ -1,0 +1,200 @@
+"""Which shape of the matrix-vector kernel an adapter likes: a measured table, the user's own measurements, a rule.
+
+``tuned.json`` beside this file holds what was measured on the machines of the project; ``torch-webgpu tune`` adds
+measurements of the user's adapter to a file in the cache folder, and those count more. Shapes without a close relative in
+either get a shape by rule.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..runtime import device
+
+SHIPPED = Path(__file__).parent / "tuned.json"
+_NEAR = 1.01  # a relative is within a factor of 2 in N and in K
+_RULE_INVOCATIONS = 1 << 16  # enough to fill a large GPU
+#: Elements that an invocation reads at once (four words), by kind of weights.
+BLOCK = {"float32": 4, "float16": 8, "bfloat16": 8, "int8": 16, "int4": 32}
+
+
+@dataclass(frozen=True, order=True)
+class Choice:
+    """The shape of a matrix-vector kernel.
+
+    Attributes:
+        rows: rows of the weights that a team of invocations computes.
+        lanes: invocations of a team, a power of two; beyond the subgroup size K is split over subgroups.
+        workgroup: invocations of a workgroup, a power of two and at least ``lanes``.
+        unroll: blocks of four words that an invocation reads of each row before it uses the first of them.
+        stage: whether x is put in workgroup memory first.
+    """
+
+    rows: int = 1
+    lanes: int = 32
+    workgroup: int = 128
+    unroll: int = 1
+    stage: bool = False
+
+    def __post_init__(self) -> None:
+        powers = all(n > 0 and n & (n - 1) == 0 for n in (self.lanes, self.workgroup))
+        if not powers or self.lanes > self.workgroup or not 1 <= self.rows <= 16 or not 1 <= self.unroll <= 16:
+            raise ValueError(f"not a shape of the matrix-vector kernel: {self}")
+
+    def __str__(self) -> str:
+        staged = ", staged" if self.stage else ""
+        return f"{self.rows} rows, {self.lanes} lanes of {self.workgroup}, unroll {self.unroll}{staged}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the table: the best choice for a product on an adapter.
+
+    Attributes:
+        adapter: part of the adapter's name in lower case, or ``cpu`` for any rasteriser.
+        implementation: ``wgpu``, ``dawn``, or empty for both.
+        kind: kind of weights (``float32``, ``float16``, ``bfloat16``, ``int8``, ``int4``).
+        streams: matrices multiplied in one launch.
+        m: rows of x.
+    """
+
+    adapter: str
+    implementation: str
+    kind: str
+    n: int
+    k: int
+    streams: int
+    m: int
+    choice: Choice
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the file."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Entry:
+        """Raises KeyError, TypeError or ValueError on what is no entry."""
+        choice = value["choice"]
+        numbers = {name: int(value[name]) for name in ("n", "k", "streams", "m")}
+        if min(numbers.values()) < 1 or value["kind"] not in BLOCK:
+            raise ValueError(f"not an entry: {value}")
+        shape = Choice(
+            **{name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}, stage=bool(choice["stage"])
+        )
+        return Entry(str(value["adapter"]), str(value["implementation"]), str(value["kind"]), choice=shape, **numbers)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a newer measurement replaces."""
+        return self.adapter, self.implementation, self.kind, self.n, self.k, self.streams, self.m
+
+
+def user_file() -> Path:
+    """Where ``torch-webgpu tune`` keeps its measurements: ``torch_webgpu/matvec.json`` in the user's cache folder."""
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "torch_webgpu" / "matvec.json"
+
+
+def read(path: Path) -> list[Entry]:
+    """Entries of a file; a file that is missing has none, and one that cannot be read is ignored with a warning."""
+    try:
+        return [Entry.from_json(value) for value in json.loads(path.read_text())["entries"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        warnings.warn(f"{path} is no table of kernel shapes and is ignored ({e}); delete it, or tune again", stacklevel=2)
+        return []
+
+
+def write(path: Path, entries: Iterable[Entry]) -> None:
+    """Adds entries to a file, in place of older ones of the same products, and makes them count from now on.
+
+    The file is replaced as a whole, so that a reader beside this process never sees half of it.
+    """
+    merged = {entry.key: entry for entry in (*read(path), *entries)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(merged[key].to_json())}" for key in sorted(merged))
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(f'{{"entries": [\n{lines}\n]}}\n')
+    temporary.replace(path)
+    forget()
+
+
+def forget() -> None:
+    """Reads the files again at the next choice."""
+    _table.cache_clear()
+    choose.cache_clear()
+
+
+def adapter_name() -> str:
+    """The present adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
+    return device().adapter.name.split("(")[0].strip().lower()
+
+
+@cache
+def _table() -> tuple[list[Entry], list[Entry]]:
+    """The user's and the shipped entries that are about the present adapter."""
+    adapter = device().adapter
+    name = adapter.name.lower()
+
+    def about(entry: Entry) -> bool:
+        ours = adapter.kind == "cpu" if entry.adapter == "cpu" else entry.adapter in name
+        return ours and entry.implementation in ("", adapter.implementation)
+
+    return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
+
+
+@cache
+def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
+    """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the present adapter."""
+    for entries in _table():
+        best = min((e for e in entries if e.kind == kind), key=lambda e: _distance(e, n, k, streams, m), default=None)
+        if best is not None and _distance(best, n, k, streams, m)[0] <= _NEAR:
+            return best.choice
+    return rule(kind, n, k, streams, m)
+
+
+def _distance(entry: Entry, n: int, k: int, streams: int, m: int) -> tuple[float, float, int, int]:
+    """How far an entry is from a product; what is measured for this adapter and implementation is nearer."""
+    far = math.inf if (entry.streams, entry.m) != (streams, m) else 0.0
+    dn, dk = abs(math.log2(entry.n / n)), abs(math.log2(entry.k / k))
+    return max(dn, dk, far), dn + dk, -len(entry.adapter), -len(entry.implementation)
+
+
+def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
+    """A sane shape without measurements.
+
+    On a GPU: enough invocations to fill it, first by fewer rows a team, then by splitting K further; then as many loads
+    in flight as registers allow. A rasteriser runs invocations one after the other, where sharing a row costs more than it
+    brings.
+    """
+    adapter = device().adapter
+    blocks = max(1, k // BLOCK[kind])
+    if adapter.kind == "cpu":
+        return Choice(rows=1, lanes=1, workgroup=64, unroll=1)
+    rows = max(1, min(4, 8 // (streams * m)))
+    lanes = 32
+    while rows > 1 and n // rows * lanes < _RULE_INVOCATIONS:
+        rows //= 2
+    while lanes < min(256, blocks // 2) and n // rows * lanes < _RULE_INVOCATIONS:
+        lanes *= 2
+    while lanes > 4 and blocks * 2 <= lanes:
+        lanes //= 2
+    unroll = 1
+    while unroll < 8 and unroll * lanes < blocks and 2 * unroll * rows * streams * m <= 16:
+        unroll *= 2
+    return Choice(rows=rows, lanes=lanes, workgroup=max(lanes, 128), unroll=unroll)
