@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .quant import Kind, QuantisedWeight, layers, pack_int4, replacement, unfit
+from .quant import Kind, QuantisedWeight, layers, replacement, unfit
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +62,23 @@ class StoredTensor:
         rows = self.shape[0]
         blocks = torch.from_numpy(self.data).view(rows, self.shape[1] // BLOCK, -1)
         scale = blocks[:, :, :2].contiguous().view(torch.float16).squeeze(-1)
-        weights = blocks[:, :, head:]
+        weights = blocks[:, :, head:].contiguous()
         if self.kind == "Q8_0":
-            return QuantisedWeight(weights.contiguous().view(torch.int8).view(rows, -1), scale)
-        nibbles = torch.cat((weights & 15, weights >> 4), dim=2)  # a byte holds elements j and j + 16 of its block
+            return QuantisedWeight(weights.view(torch.int8).view(rows, -1), scale)
         minimum = blocks[:, :, 2:4].contiguous().view(torch.float16).squeeze(-1) if self.kind == "Q4_1" else None
-        return QuantisedWeight(pack_int4(nibbles.view(rows, -1)), scale, minimum)
+        return QuantisedWeight(_in_order(weights.view(torch.int32)).view(rows, -1), scale, minimum)
+
+
+def _in_order(words: Tensor) -> Tensor:
+    """Nibbles of blocks, int32 [..., 4]: from byte j holding elements j and j + 16 to word j // 8 holding element j."""
+
+    def squeezed(x: Tensor) -> Tensor:  # the low nibble of each byte, side by side in the lower half
+        x = x & 0x0F0F0F0F
+        x = (x | (x >> 4)) & 0x00FF00FF
+        return (x | (x >> 8)) & 0xFFFF
+
+    halves = torch.cat((squeezed(words), squeezed(words >> 4)), dim=-1)
+    return halves[..., 0::2] | (halves[..., 1::2] << 16)
 
 
 class _Cursor:
@@ -76,7 +87,7 @@ class _Cursor:
     _SCALARS = ("<B", "<b", "<H", "<h", "<I", "<i", "<f", "<?", None, None, "<Q", "<q", "<d")
     STRING, ARRAY = 8, 9
 
-    def __init__(self, data: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    def __init__(self, data: Any) -> None:
         self.data, self.at = memoryview(data), 0
 
     def number(self, form: str) -> Any:

@@ -16,7 +16,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from .. import wgsl
 from ..kernels import render
+from ..kernels.matvec import Int4, Int8, matvec, supports
 from ..kernels.pointwise import WORKGROUP, contiguous, copy_into
+from ..kernels.program import IDENTITY, Program, Step
 from ..recipe import Graph, Tensor, Words, grid, product, register_error
 from ..registry import lower
 from ..runtime import device
@@ -299,10 +301,14 @@ def _most_rows(row_bytes: int, most: int = 1 << 62) -> int:
 
 
 def _product(graph: Graph, x: Tensor, q: Quantised, bias: Tensor | None, out: Tensor) -> None:
-    """Any number of rows: some rows of the weights at a time are dequantised into one temporary and multiplied."""
-    rows = product(x.sizes[:-1])
-    a = contiguous(graph, x).reshape((1, rows, q.k))
-    o = out.reshape((1, rows, q.n))
+    """Any number of rows: some rows of the weights at a time are dequantised into one temporary and multiplied.
+
+    Args:
+        x: [M, K], contiguous.
+        out: [M, N], of x's dtype.
+    """
+    m = x.sizes[0]
+    a, o = x.reshape((1, m, q.k)), out.reshape((1, m, q.n))
     step = min(_most_rows(max(q.k * x.dtype.itemsize, q.row_bytes), MOST_DEQUANTISED), q.n)
     values = graph.new((step, q.k), x.dtype)
     for start in range(0, q.n, step):
@@ -310,8 +316,11 @@ def _product(graph: Graph, x: Tensor, q: Quantised, bias: Tensor | None, out: Te
         part = values.narrow(0, 0, length)
         _rows(graph, q.narrow(start, length), part)
         b = part.view((1, q.k, length), (0, 1, q.k))
-        c = bias.narrow(0, start, length).expand((1, rows, length)) if bias is not None else None
+        c = bias.narrow(0, start, length).expand((1, m, length)) if bias is not None else None
         product3(graph, a, b, o.narrow(2, start, length), c, 1, 1)
+
+
+_PLUS_BIAS = Program(("f", "f"), (Step("({0} + {1})", (0, 1), ("f", "f"), "f"),))
 
 
 def _linear(
@@ -319,8 +328,17 @@ def _linear(
 ) -> Tensor:
     n, k = _check_linear(graph.op, bits, x, weight, scale, minimum, bias)
     out = graph.new((*x.sizes[:-1], n), x.dtype)
-    if out.numel:
-        _product(graph, x, Quantised.of(graph, bits, (n, k), weight, scale, minimum), bias, out)
+    if out.numel == 0:
+        return out
+    q = Quantised.of(graph, bits, (n, k), weight, scale, minimum)
+    rows = product(x.sizes[:-1])
+    a, o = contiguous(graph, x).reshape((rows, k)), out.reshape((rows, n))
+    operand = Int8(q.weight, q.scale) if bits == 8 else Int4(q.weight, q.scale, q.minimum)
+    extras = [] if bias is None else [bias]
+    if supports(a, [operand], o, extras):
+        matvec(graph, a, [operand], o, program=IDENTITY if bias is None else _PLUS_BIAS, extras=extras)
+    else:
+        _product(graph, a, q, bias, o)
     return out
 
 
