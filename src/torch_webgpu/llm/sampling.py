@@ -1,0 +1,82 @@
+"""The next token from logits, drawn on the device: no value travels to the host, so nothing waits.
+
+Plain PyTorch throughout: it runs eagerly on any device and traces into a graph.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GREEDY = 1e-6  # temperatures below are taken for 0: float32 logits that differ at all are then decided
+_CAUSE = "look for an overflow in the model, as float16 activations beyond 65504 (bfloat16 and float32 reach further)"
+_NAN = f"sample: no token can be chosen, as the logits of a row hold NaN; {_CAUSE}"
+_NO_CHOICE = f"sample: no token can be chosen, as the logits of a row hold NaN (or +inf, or are all -inf); {_CAUSE}"
+
+
+def check_arguments(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raises ValueError for a temperature below 0 or not finite, a top_k below 1, a top_p outside (0, 1]."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must be 0 (the likeliest token) or a positive number, got {temperature}")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+
+
+def sample(
+    logits: Tensor,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws a token for each row of logits.
+
+    Args:
+        logits: [B, V] of any float dtype; -inf excludes a token.
+        temperature: the logits are divided by it; 0 takes the likeliest token (of equal ones the first).
+        top_k: only the k likeliest tokens can be drawn.
+        top_p: only the likeliest tokens can be drawn, as many as it takes to reach this probability (at least one); counted
+            among the top_k.
+        generator: of the logits' device; None is the default one.
+
+    Returns:
+        Tokens [B], int64, on the logits' device.
+
+    Raises:
+        ValueError: for arguments out of range, or logits of another shape.
+        RuntimeError: where NaN logits leave nothing to choose; from the device it comes with the next wait.
+    """
+    check_arguments(temperature, top_k, top_p)
+    if logits.dim() != 2 or logits.shape[1] == 0 or not logits.is_floating_point():
+        raise ValueError(
+            f"logits must be [rows, tokens] of a float dtype, with one token at least, got {list(logits.shape)}, {logits.dtype}"
+        )
+    if temperature < GREEDY or top_k == 1:
+        best, tokens = logits.max(dim=1)
+        return torch.ops.webgpu.raise_where(tokens, best.isnan(), _NAN)  # type: ignore[no-any-return]
+    values, names = _candidates(logits, top_k, top_p)
+    probabilities = torch.softmax((values - values.amax(dim=1, keepdim=True)) / temperature, dim=1)
+    # NaN anywhere makes a row NaN everywhere. It is drawn from evenly then, and reported with the token.
+    bad = probabilities[:, :1].isnan()
+    probabilities = torch.where(bad, 1.0, probabilities)
+    if top_p is not None and top_p < 1:
+        before = probabilities.cumsum(dim=1) - probabilities
+        probabilities = torch.where(before < top_p, probabilities, 0.0)
+    places = torch.multinomial(probabilities, 1, generator=generator)
+    tokens = places if names is None else names.gather(1, places)
+    return torch.ops.webgpu.raise_where(tokens[:, 0], bad[:, 0], _NO_CHOICE)  # type: ignore[no-any-return]
+
+
+def _candidates(logits: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor | None]:
+    """Float32 logits that may be drawn, [B, C], and their tokens; None where these are all in order."""
+    if top_k is not None and top_k < logits.shape[1]:
+        values, names = logits.topk(top_k, dim=1)
+        return values.float(), names
+    if top_p is not None and top_p < 1:
+        values, names = logits.sort(dim=1, descending=True)
+        return values.float(), names
+    return logits.float(), None
