@@ -155,7 +155,7 @@ def _need(graph: Graph, *expected: tuple[Tensor, int]) -> None:
 def _drop(t: Tensor, *dims: int) -> Tensor:
     """Result with size-1 dimensions removed; the same fresh tensor, so that it can be returned."""
     keep = [i for i in range(t.ndim) if i not in dims]
-    t.sizes, t.strides = tuple(t.sizes[i] for i in keep), tuple(t.strides[i] for i in keep)  # extent and order stay
+    t.set_layout(tuple(t.sizes[i] for i in keep), tuple(t.strides[i] for i in keep))
     return t
 
 
