@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 
 #include "device.h"
+#include "view.h"
 
 namespace webgpu {
 
@@ -21,13 +22,7 @@ PyStructSequence_Field meta_fields[] = {
     {"value", "the number of a 0-dim CPU tensor, else None"},
     {"device", "c10 device type"},
     {nullptr, nullptr}};
-PyStructSequence_Desc meta_desc = {"torch_webgpu._C.Meta", "What a lowering may know of a tensor.", meta_fields, 9};
-
-PyObject* to_tuple(at::IntArrayRef values) {
-  PyObject* tuple = PyTuple_New(values.size());
-  for (size_t i = 0; i < values.size(); i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(values[i]));
-  return tuple;
-}
+PyStructSequence_Desc meta_desc = {"torch_webgpu._C.Meta", "A tensor on another device, or of a dtype that has none here.", meta_fields, 9};
 
 PyObject* none() { Py_RETURN_NONE; }
 
@@ -55,13 +50,14 @@ struct Describer {
   PyObject* tensor(const at::Tensor& t) {
     long ref = count++;
     if (!t.defined()) return none();
-    PyObject* meta = PyStructSequence_New(meta_type);
     long alias = -1;
     if (t.device().type() == c10::DeviceType::PrivateUse1) {
       const void* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       for (alias = 0; alias < long(storages.size()) && storages[alias] != storage;) alias++;
       if (alias == long(storages.size())) storages.push_back(storage);
+      if (PyObject* view = argument_view(t, ref, alias)) return view;
     }
+    PyObject* meta = PyStructSequence_New(meta_type);
     PyStructSequence_SetItem(meta, 0, PyLong_FromLong(ref));
     PyStructSequence_SetItem(meta, 1, PyLong_FromLong(long(t.scalar_type())));
     PyStructSequence_SetItem(meta, 2, to_tuple(t.sizes()));
@@ -136,6 +132,8 @@ void init_meta_type(PyObject* module) {
   meta_type = PyStructSequence_NewType(&meta_desc);
   Py_INCREF(meta_type);
   PyModule_AddObject(module, "Meta", reinterpret_cast<PyObject*>(meta_type));
+  init_view_type(module);
+  init_words_type(module);
 }
 
 PyObject* describe_arguments(at::ArrayRef<c10::IValue> args) {

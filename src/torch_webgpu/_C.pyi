@@ -1,13 +1,15 @@
 # ruff: noqa: N999
 """The native core (csrc/bindings.cpp)."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 
+from .wgsl import DType
+
 class Meta:
-    """What a lowering may know of a tensor argument (csrc/bridge.cpp)."""
+    """An argument that is no device tensor of a known dtype (csrc/bridge.cpp)."""
 
     ref: int
     alias: int
@@ -19,6 +21,61 @@ class Meta:
     wrapped: bool
     value: Any
 
+class View:
+    """Sizes and strides of a tensor in a lowering (csrc/view.cpp); recipe.Tensor documents it."""
+
+    ref: int
+    buffer: Any
+    dtype: DType
+    delta: int
+    offset: int
+    wrapped: bool
+    def __init__(
+        self,
+        ref: int,
+        buffer: Any,
+        dtype: DType,
+        sizes: Sequence[int],
+        strides: Sequence[int],
+        delta: int = 0,
+        offset: int = 0,
+        wrapped: bool = False,
+    ) -> None: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def extent(self) -> int: ...
+    @property
+    def contiguous(self) -> bool: ...
+    def aligned(self, size: int, /) -> bool: ...
+    def view(self, sizes: Sequence[int], strides: Sequence[int], delta: int = 0, /) -> Self: ...
+    def expand(self, sizes: Sequence[int], /) -> Self: ...
+    def narrow(self, dim: int, start: int, length: int, /) -> Self: ...
+    def transpose(self, a: int, b: int, /) -> Self: ...
+    def set_layout(self, sizes: tuple[int, ...], strides: tuple[int, ...], /) -> None: ...
+
+class WordList:
+    """Uniform words in the making (csrc/words.cpp)."""
+
+    words: list[int]
+    index: dict[str, int]
+    patches: list[tuple[int, int, int, int, int]]
+    def __init__(self, operands: int, /) -> None: ...
+    def u32(self, name: str, value: int, /) -> None: ...
+    def f32(self, name: str, value: float, /) -> None: ...
+
+def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]], /) -> tuple[list[int], list[list[int]]]: ...
+def bind(
+    args: Sequence[tuple[str, View, str]], /
+) -> tuple[list[tuple[int, int, int, int, int]], tuple[tuple[int, int, str], ...], dict[Any, int]]: ...
+def contiguous_strides(sizes: Sequence[int], /) -> tuple[int, ...]: ...
+def set_tensor_type(tensor: type[View], dtypes: dict[int, DType], /) -> None: ...
 def attach(
     library: str,
     device: int,

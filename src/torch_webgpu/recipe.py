@@ -6,7 +6,6 @@ did is handed to the native core as plain tuples and replayed there without Pyth
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,13 +18,7 @@ _PATCH_OF_CLASS = {"f": PATCH_F32, "i": PATCH_I32, "l": PATCH_I64, "b": PATCH_I3
 MAX_GROUPS = 65535
 
 
-def contiguous_strides(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
-    out, step = [], 1
-    for size in reversed(sizes):
-        out.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(out))
+contiguous_strides = _C.contiguous_strides  # row-major, in elements
 
 
 def product(sizes: Sequence[int]) -> int:
@@ -36,8 +29,14 @@ def product(sizes: Sequence[int]) -> int:
     return n
 
 
-class Tensor:
+class Tensor(_C.View):
     """A strided view of a buffer that exists when the recipe is replayed.
+
+    Its shape arithmetic is native (csrc/view.cpp): ``numel``, ``ndim``, ``extent`` (elements from the first to the last
+    one, inclusive), ``contiguous`` (row-major order without gaps), ``aligned(size)`` (whether the first element lies at a
+    multiple of ``size`` ≤ 16 bytes), ``view(sizes, strides, delta)`` (another view of the storage, ``delta`` elements
+    further on), ``expand(sizes)`` (raises RuntimeError where it does not fit), ``narrow(dim, start, length)``,
+    ``transpose(a, b)``.
 
     Attributes:
         ref: what the native core resolves: an argument, an output or a temporary.
@@ -47,102 +46,16 @@ class Tensor:
             one buffer, are part of the signature.
     """
 
-    __slots__ = ("_contiguous", "_extent", "buffer", "delta", "dtype", "offset", "ref", "sizes", "strides", "wrapped")
-
-    def __init__(
-        self,
-        ref: int,
-        buffer: Any,
-        dtype: DType,
-        sizes: tuple[int, ...],
-        strides: tuple[int, ...],
-        delta: int = 0,
-        offset: int = 0,
-        wrapped: bool = False,
-    ) -> None:
-        self.ref, self.buffer, self.dtype = ref, buffer, dtype
-        self.sizes, self.strides, self.delta, self.offset, self.wrapped = sizes, strides, delta, offset, wrapped
-        self._extent = self._contiguous = -1  # not known yet
+    __slots__ = ()
 
     @property
-    def numel(self) -> int:
-        return product(self.sizes)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def extent(self) -> int:
-        """Elements from the first to the last one, inclusive."""
-        if self._extent < 0:
-            last = 0
-            for n, s in zip(self.sizes, self.strides, strict=True):
-                if n == 0:
-                    last = -1
-                    break
-                last += (n - 1) * s
-            self._extent = last + 1
-        return self._extent
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the elements lie in row-major order without gaps."""
-        if self._contiguous < 0:
-            self._contiguous = self._find_contiguous()
-        return self._contiguous == 1
-
-    def _find_contiguous(self) -> int:
-        if 0 in self.sizes:
-            return 1
-        step = 1
-        for n, s in zip(reversed(self.sizes), reversed(self.strides), strict=True):
-            if n != 1:
-                if s != step:
-                    return 0
-                step *= n
-        return 1
-
-    def aligned(self, size: int) -> bool:
-        """Whether the first element lies at a multiple of ``size`` (≤ 16) bytes."""
-        return (self.offset * self.dtype.itemsize) % size == 0
-
-    def view(self, sizes: Sequence[int], strides: Sequence[int], delta: int = 0) -> Tensor:
-        """Another view of the same storage, ``delta`` elements further on."""
-        return Tensor(
-            self.ref, self.buffer, self.dtype, tuple(sizes), tuple(strides), self.delta + delta, self.offset + delta
-        )
-
-    def expand(self, sizes: Sequence[int]) -> Tensor:
-        """Broadcast to ``sizes``; raises RuntimeError where it does not fit."""
-        if self.sizes == sizes:
-            return self
-        lead = len(sizes) - self.ndim
-        strides = [0] * lead
-        if lead < 0:
-            raise RuntimeError(f"a tensor of shape {list(self.sizes)} cannot be expanded to {list(sizes)}")
-        for have, want, stride in zip(self.sizes, sizes[lead:], self.strides, strict=True):
-            if have != want and have != 1:
-                raise RuntimeError(f"a tensor of shape {list(self.sizes)} cannot be expanded to {list(sizes)}")
-            strides.append(0 if have == 1 else stride)
-        return self.view(sizes, strides)
-
-    def transpose(self, a: int, b: int) -> Tensor:
-        """Two dimensions swapped."""
-        sizes, strides = list(self.sizes), list(self.strides)
-        sizes[a], sizes[b] = sizes[b], sizes[a]
-        strides[a], strides[b] = strides[b], strides[a]
-        return self.view(sizes, strides)
+    def on_cpu(self) -> bool:
+        """Whether it is a CPU tensor with dimensions, which only a ``mixed`` lowering gets to see."""
+        return isinstance(self.buffer, tuple) and self.buffer[0] == "cpu"
 
     def permute(self, order: Sequence[int]) -> Tensor:
         """Dimensions in another order."""
         return self.view([self.sizes[i] for i in order], [self.strides[i] for i in order])
-
-    def narrow(self, dim: int, start: int, length: int) -> Tensor:
-        """A slice along one dimension."""
-        sizes = list(self.sizes)
-        sizes[dim] = length
-        return self.view(sizes, self.strides, start * self.strides[dim])
 
     def reshape(self, sizes: Sequence[int]) -> Tensor:
         """A view of a contiguous tensor under another shape."""
@@ -151,6 +64,9 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"{self.dtype.name}{list(self.sizes)}"
+
+
+_C.set_tensor_type(Tensor, wgsl.DTYPES)
 
 
 class Scalar:
@@ -179,27 +95,10 @@ class Scalar:
         return self.dtype.name
 
 
-class Words:
-    """Uniform words of one launch, by name."""
+class Words(_C.WordList):
+    """Uniform words of one launch, by name: ``u32(name, integer)``, ``f32(name, number)`` and the methods below."""
 
-    __slots__ = ("index", "patches", "words")
-
-    def __init__(self, operands: int) -> None:
-        self.words: list[int] = [0] * operands
-        self.index: dict[str, int] = {}
-        self.patches: list[tuple[int, int, int, int, int]] = []
-
-    def u32(self, name: str, value: int) -> None:
-        self.index[name] = len(self.words)
-        self.words.append(value)
-
-    def f32(self, name: str, value: float) -> None:
-        self.index[name] = len(self.words)
-        try:
-            bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        except OverflowError:
-            bits = 0x7F800000 if value > 0 else 0xFF800000
-        self.words.append(bits)
+    __slots__ = ()
 
     def number(self, name: str, value: Any, cls: str) -> None:
         """A Python number or a Scalar, as a value of the class."""
@@ -277,14 +176,8 @@ class Graph:
 
     def new(self, sizes: Sequence[int], dtype: DType, strides: Sequence[int] | None = None) -> Tensor:
         """A fresh tensor: an output if it is returned, else a temporary."""
-        shape = tuple(sizes)
-        t = Tensor(
-            -1 - len(self.created),
-            ("new", len(self.created)),
-            dtype,
-            shape,
-            tuple(strides or contiguous_strides(shape)),
-        )
+        ref = -1 - len(self.created)  # also its buffer; arguments' buffers count from 0
+        t = Tensor(ref, ref, dtype, sizes, strides or contiguous_strides(sizes))
         self.created.append(t)
         return t
 
@@ -308,15 +201,10 @@ class Graph:
             source: WGSL with ``fn main``; called only when the pipeline is new.
             groups: workgroups; each at most 65 535 (see ``grid``).
         """
-        slots: dict[Any, int] = {}
-        operands, signature = [], []
-        for _, t, mode in args:
-            slot = slots.setdefault(t.buffer, len(slots))
-            operands.append((slot, t.ref, t.delta, t.extent, t.dtype.itemsize))
-            signature.append((slot, t.dtype.code, mode))
+        operands, signature, slots = _C.bind(args)
         w = Words(len(operands))
         words(w)
-        key = (name, static, tuple(signature))
+        key = (name, static, signature)
         pipeline = _pipelines.get(key)
         if pipeline is None:
             pipeline = _pipelines[key] = self._compile(name, args, slots, w, source)
@@ -352,18 +240,19 @@ class Graph:
         place: dict[int, int] = {}
         outputs: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = []
         for t in results:
-            if t.ref < 0:
-                place[t.ref] = REF_OUTPUT + len(outputs)
-                outputs.append((-1, t.dtype.code, t.sizes, t.strides))
-            else:
-                outputs.append((t.ref, t.dtype.code, t.sizes, t.strides))
+            ref = t.ref
+            if ref < 0:
+                place[ref] = REF_OUTPUT + len(outputs)
+                ref = -1
+            outputs.append((ref, t.dtype.code, t.sizes, t.strides))
         temps: list[int] = []
-        for t in self.created:
-            if t.ref < 0 and t.ref not in place:
-                place[t.ref] = REF_TEMP + len(temps)
-                temps.append(max(t.extent * t.dtype.itemsize, 4))
+        if len(self.created) > len(place):
+            for t in self.created:
+                if t.ref not in place:
+                    place[t.ref] = REF_TEMP + len(temps)
+                    temps.append(max(t.extent * t.dtype.itemsize, 4))
         steps = [
-            (p, [(s, place.get(r, r), d, e, i) for s, r, d, e, i in ops], words, patches, groups)
+            (p, [(o[0], place[o[1]], *o[2:]) if o[1] < 0 else o for o in ops], words, patches, groups)
             for p, ops, words, patches, groups in self.steps
         ]
         return outputs, temps, steps, self.may_fail, self.specialised

@@ -105,7 +105,12 @@ def install() -> None:
     _C.set_miss_handler(miss)
 
 
+_AS_THEY_ARE = (Tensor, int, bool, str, type(None))
+
+
 def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if isinstance(value, float):
         return Scalar(graph, index, False, value, wgsl.F32, True)
     if isinstance(value, _C.Meta):
@@ -121,8 +126,7 @@ def _convert(graph: Graph, value: Any, index: int, entry: Entry) -> Any:
         known = wgsl.DTYPES.get(value.dtype)
         if known is None:
             raise UnsupportedDTypeError(f"{graph.op}: webgpu has no tensors of c10 scalar type {value.dtype}")
-        buffer = ("arg", value.alias) if value.device == _PRIVATEUSE1 else ("cpu", value.ref)
-        return Tensor(value.ref, buffer, known, value.sizes, value.strides, 0, value.offset, value.wrapped)
+        return Tensor(value.ref, ("cpu", value.ref), known, value.sizes, value.strides, 0, value.offset, value.wrapped)
     if isinstance(value, list):
         return [_convert(graph, v, index, entry) for v in value]
     return value
@@ -136,7 +140,7 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     if entry is None:
         return _without_lowering(name, overload, key)
     graph = Graph(key)
-    results = apply(graph, entry, [_convert(graph, value, i, entry) for i, value in enumerate(raw)])
+    results = apply(graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)])
     if results is NotImplemented:
         return _without_lowering(name, overload, key, this_signature_only=True)
     if isinstance(results, str):

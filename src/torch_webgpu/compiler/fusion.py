@@ -11,7 +11,7 @@ from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Scalar, Tensor, product
 from ..runtime import device
-from .ir import Module, Pointwise, Step
+from .ir import Module, Pointwise, Step, is_fresh
 
 MOST_STEPS = 64  # of a fused program
 MOST_LOADS = 24
@@ -50,7 +50,7 @@ class Flow:
 
 def is_temporary(module: Module, kept: set[Any], t: Tensor) -> bool:
     """Whether nothing outside the plan sees the buffer."""
-    return t.buffer[0] == "new" and t.buffer not in kept
+    return is_fresh(t.buffer) and t.buffer not in kept
 
 
 # ---------------------------------------------------------------------------------------------------- index spaces

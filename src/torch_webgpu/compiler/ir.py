@@ -72,6 +72,11 @@ class Kernel:
 Step = Any  # Pointwise | Kernel | Linear (linear.py) | RmsNorm: what has reads, writes, map_tensors and launch
 
 
+def is_fresh(buffer: Any) -> bool:
+    """Whether a buffer is one that the graph makes (``Graph.new`` counts them down from -1)."""
+    return isinstance(buffer, int) and buffer < 0
+
+
 @dataclass
 class Module:
     """A lowered graph.
@@ -79,7 +84,7 @@ class Module:
     Attributes:
         steps: in an order that keeps every buffer's reads and writes as the program wrote them.
         outputs: what a call returns: tensors (fresh ones, inputs, or views of either), numbers, None.
-        created: fresh tensors, by the index in their buffer name ``("new", index)``.
+        created: fresh tensors, the one of buffer ``b`` at index ``-1 - b``.
     """
 
     steps: list[Step]

@@ -32,14 +32,11 @@ def inputs_of(graph: DeferredGraph, metas: Sequence[Any]) -> list[Any]:
     values: list[Any] = []
     for meta in metas:
         if not isinstance(meta, _C.Meta):
-            values.append(meta)
-        elif meta.device != _PRIVATEUSE1 and meta.value is not None:
+            values.append(meta)  # a number, or a tensor of the device
+        elif meta.value is not None and meta.device != _PRIVATEUSE1:
             values.append(Scalar(graph, meta.ref, True, meta.value, wgsl.DTYPES[meta.dtype], meta.wrapped))
-        elif meta.device != _PRIVATEUSE1:
-            values.append(None)  # a CPU tensor with dimensions: fine unless a node uses it
         else:
-            dtype, buffer = wgsl.DTYPES[meta.dtype], ("arg", meta.alias)
-            values.append(Tensor(meta.ref, buffer, dtype, meta.sizes, meta.strides, 0, meta.offset, meta.wrapped))
+            values.append(None)  # no operand of a plan: fine unless a node uses it
     return values
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP, Graph, Scalar, Tensor
 from ..runtime import device
-from .ir import Module, Step
+from .ir import Module, Step, is_fresh
 from .memory import Lifetime, Placement, plan
 
 LARGEST_ARENA = 128 << 20
@@ -76,7 +76,7 @@ def _lifetimes(module: Module, keep: set[Any]) -> tuple[list[Lifetime], set[froz
             first.setdefault(b, i)
             last[b] = i
         apart.update(frozenset((w, b)) for w in writes for b in reads | writes if w != b)
-    fresh = [(("new", i), t) for i, t in enumerate(module.created)]
+    fresh = [(t.buffer, t) for t in module.created]
     lives = [
         Lifetime(b, max(t.extent * t.dtype.itemsize, 4), first[b], last[b]) for b, t in fresh if b in first and b not in keep
     ]
@@ -87,8 +87,7 @@ def _placer(module: Module, placement: Placement, outputs: dict[Any, int]) -> An
     memo: dict[int, Tensor] = {}
 
     def place(t: Tensor) -> Tensor:
-        kind = t.buffer[0] if isinstance(t.buffer, tuple) else None
-        if kind != "new":
+        if not is_fresh(t.buffer):
             return t
         if id(t) in memo:
             return memo[id(t)]
@@ -107,7 +106,7 @@ def _results(module: Module, bases: dict[Any, int]) -> tuple[list[tuple[Any, ...
     """The native core's outputs: fresh tensors first, then inputs and views; and which of them the call returns."""
     outputs: list[tuple[Any, ...]] = []
     for buffer in bases:
-        t = module.created[buffer[1]]
+        t = module.created[-1 - buffer]
         outputs.append((-1, t.dtype.code, t.sizes, t.strides))
     returned = []
     for t in module.outputs:
@@ -116,7 +115,7 @@ def _results(module: Module, bases: dict[Any, int]) -> tuple[list[tuple[Any, ...
                 raise NotImplementedError("a CPU scalar is returned")
             returned.append(-1)
             continue
-        base = module.created[t.buffer[1]] if t.buffer in bases else None
+        base = module.created[-1 - t.buffer] if t.buffer in bases else None
         if base is not None and base.sizes == t.sizes and base.strides == t.strides and not t.delta:
             returned.append(bases[t.buffer])
             continue
@@ -130,7 +129,7 @@ def assemble(module: Module) -> Plan:
     """Plans memory and resolves every launch; compiles the pipelines that are new."""
     bases: dict[Any, int] = {}
     for t in module.outputs:
-        if isinstance(t, Tensor) and t.buffer[0] == "new":
+        if isinstance(t, Tensor) and is_fresh(t.buffer):
             bases.setdefault(t.buffer, len(bases))
     lives, apart = _lifetimes(module, set(bases))
     limit = min(device().limits["maxStorageBufferBindingSize"], LARGEST_ARENA)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from .. import wgsl
+from .. import _C, wgsl
 from ..recipe import REF_OUTPUT, Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
@@ -31,12 +32,6 @@ def dtype_of(x: Operand) -> DType:
     return BOOL if isinstance(x, bool) else I64 if isinstance(x, int) else F32
 
 
-def _priority(x: Operand) -> int:
-    if isinstance(x, Tensor):
-        return 2 if x.sizes else 1
-    return 1 if isinstance(x, Scalar) and not x.wrapped else 0
-
-
 _CATEGORY = {"b": 0, "i": 1, "l": 1, "f": 2}
 
 
@@ -44,9 +39,12 @@ def result_dtype(*operands: Operand) -> DType:
     """PyTorch's result type: tensors with dimensions beat 0-dim tensors, which beat Python numbers, within a category."""
     best: list[DType | None] = [None, None, None]
     for x in operands:
-        p, own = _priority(x), dtype_of(x)
-        have = best[p]
-        best[p] = own if have is None else wgsl.promote(have, own)
+        if isinstance(x, Tensor):
+            rank, own = (2 if x.sizes else 1), x.dtype
+        else:
+            rank, own = int(isinstance(x, Scalar) and not x.wrapped), dtype_of(x)
+        have = best[rank]
+        best[rank] = own if have is None or have is own else wgsl.promote(have, own)
     result: DType | None = None
     for d in (best[2], best[1], best[0]):
         if d is None:
@@ -70,7 +68,10 @@ def check_castable(source: DType, target: DType) -> None:
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The common shape; raises RuntimeError as PyTorch words it."""
-    ndim = max(len(s) for s in shapes)
+    longest = max(shapes, key=len)
+    if all(s == longest or not s for s in shapes):
+        return tuple(longest)
+    ndim = len(longest)
     out = [1] * ndim
     for shape in shapes:
         for i, n in enumerate(shape, ndim - len(shape)):
@@ -86,7 +87,7 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 def dense_strides(like: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...] | None:
     """Strides of a result that keeps the layout of a dense, permuted input (channels last, transposed)."""
-    if like.sizes != sizes or like.contiguous:
+    if like.contiguous or like.sizes != sizes:
         return None
     order = sorted((i for i, n in enumerate(sizes) if n > 1), key=lambda i: (like.strides[i], sizes[i]))
     step, strides = 1, [1] * len(sizes)
@@ -103,24 +104,7 @@ def dense_strides(like: Tensor, sizes: tuple[int, ...]) -> tuple[int, ...] | Non
 
 def collapse(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
     """Merges adjacent dimensions that every operand walks as one; drops those of size 1."""
-    out: list[int] = []
-    kept: list[tuple[int, ...]] = []  # one tuple of strides a kept dimension
-    for n, *steps in zip(sizes, *strides, strict=True):
-        if n == 1:
-            continue
-        if out:
-            for a, b in zip(kept[-1], steps, strict=True):
-                if a != b * n:
-                    break
-            else:
-                out[-1] *= n
-                kept[-1] = tuple(steps)
-                continue
-        out.append(n)
-        kept.append(tuple(steps))
-    if not kept:
-        return [], [[] for _ in strides]
-    return out, [list(column) for column in zip(*kept, strict=True)]
+    return _C.collapse(sizes, strides)
 
 
 # ---------------------------------------------------------------------------------------------------- the kernel
@@ -143,10 +127,16 @@ def index_code(w: Words, rank: int, names: Sequence[str], linear: str = "i", pre
 
 def index_words(w: Words, sizes: Sequence[int], strides: Mapping[str, Sequence[int]], prefix: str = "") -> None:
     """The uniform words that ``index_code`` reads."""
-    for d, n in enumerate(sizes):
-        w.u32(f"{prefix}s{d}", n)
-        for name, s in strides.items():
-            w.u32(f"{prefix}{name}_{d}", s[d])
+    for name, n in zip(_index_names(len(sizes), prefix), sizes, strict=False):
+        w.u32(name, n)
+    for operand, steps in strides.items():
+        for name, step in zip(_index_names(len(sizes), prefix, operand), steps, strict=False):
+            w.u32(name, step)
+
+
+@cache
+def _index_names(rank: int, prefix: str, operand: str | None = None) -> tuple[str, ...]:
+    return tuple(f"{prefix}s{d}" if operand is None else f"{prefix}{operand}_{d}" for d in range(rank))
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
@@ -206,9 +196,10 @@ def emit(
         return
     if graph.deferred:
         return _defer(graph, expr, operands, classes, result_cls, out, name)
-    tensors = [(i, x.expand(out.sizes)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
+    shape = out.sizes
+    tensors = [(i, x.expand(shape)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
     limit = device().limits["maxStorageBufferBindingSize"]
-    if out.ref < 0 and max(out.extent, *(t.extent for _, t in tensors), 0) * 8 + 256 <= limit:
+    if out.ref < 0 and max([out.extent, *[t.extent for _, t in tensors]]) * 8 + 256 <= limit:
         return _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)  # fresh and small: nothing to check
     if any(may_overlap(out, t) for _, t in tensors):
         temp = graph.new(out.sizes, out.dtype)
@@ -257,18 +248,17 @@ def _launch(
     """One launch; ``arithmetic`` turns an expression an operand into WGSL statements and the result's expression."""
     n = out.numel
     d = out.dtype
-    if out.contiguous and all(t.contiguous for _, t in tensors):
-        sizes, strides, flat = [n], [[1]] * (len(tensors) + 1), [True] * (len(tensors) + 1)
-    else:
-        sizes, strides = collapse(out.sizes, [out.strides, *(t.strides for _, t in tensors)])
-        flat = [len(sizes) == 0 or (len(sizes) == 1 and s[0] == 1) for s in strides]
+    rank, walked, flat = 0, {}, (True,) * (1 + len(tensors))
+    if not (out.contiguous and all([t.contiguous for _, t in tensors])):
+        sizes, strides = collapse(out.sizes, [out.strides, *[t.strides for _, t in tensors]])
+        flat = tuple([not sizes or (len(sizes) == 1 and s[0] == 1) for s in strides])
+        names = ["o", *[f"t{i}" for i, _ in tensors]]
+        walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
+        rank = len(sizes) if walked else 0
     # Shared words are written whole where this launch owns all of them, else element by element with atomics.
     fresh = out.ref < 0 or out.ref >= REF_OUTPUT
     whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
     mode = "p" if whole else "w"
-    names = ["o", *(f"t{i}" for i, _ in tensors)]
-    walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
-    rank = len(sizes) if walked else 0
 
     def words(w: Words) -> None:
         w.u32("n", n)
@@ -306,9 +296,9 @@ def _launch(
             + "\nst_o(k, bits);\n}"
         )
 
-    args = [("o", out, mode)] + [(f"t{i}", t, "r") for i, t in tensors]
-    kinds = tuple("t" if isinstance(x, Tensor) else "v" for x in operands)
-    static = (*key, rank, tuple(flat), kinds, result_cls)
+    args = [("o", out, mode), *[(f"t{i}", t, "r") for i, t in tensors]]
+    kinds = tuple([isinstance(x, Tensor) for x in operands])
+    static = (*key, rank, flat, kinds, result_cls)
     graph.launch("pointwise", args, words, source, grid(-(-n // d.per_word) if whole else n, WORKGROUP), static)
 
 
@@ -345,7 +335,9 @@ def compute(
         check_castable(dtype, target.dtype)
         out = target
     else:
-        strides = next((s for s in (dense_strides(t, sizes) for t in tensors) if s), None)
+        strides = None
+        for t in tensors:
+            strides = strides or dense_strides(t, sizes)
         out = graph.new(sizes, dtype, strides)
     emit(graph, expr, operands, classes, result_cls, out, name)
     return out

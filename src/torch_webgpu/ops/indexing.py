@@ -175,7 +175,7 @@ def _index_window(
 def _needs_host(indices: Sequence[Tensor | None]) -> bool:
     """Masks have results whose size only the data tells; CPU indices must be moved first."""
     given = [t for t in indices if t is not None]
-    return any(t.dtype in (BOOL, U8) or t.buffer[0] == "cpu" for t in given) or len(given) > MOST_INDICES
+    return any(t.dtype in (BOOL, U8) or t.on_cpu for t in given) or len(given) > MOST_INDICES
 
 
 def _plain(indices: Sequence[Any]) -> list[Tensor | None]:
@@ -218,7 +218,7 @@ def _index_put(
     unsafe: bool = False,
 ) -> Tensor | str:
     scalars = any(t is not None and not isinstance(t, Tensor) for t in indices)
-    if not isinstance(values, Tensor) or scalars or values.buffer[0] == "cpu" or _needs_host(indices):
+    if not isinstance(values, Tensor) or scalars or values.on_cpu or _needs_host(indices):
         return _PUT_ON_HOST[graph.op]
     if values.dtype is not x.dtype:
         raise RuntimeError(
