@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from ..config import config
 from ..registry import entry_of
 from .executor import CompiledGraph
-from .fusion import fuse
+from .passes import fuse
 from .patterns import rewrite
 from .prepare import alias_pattern, may_mutate, prepare
 from .structural import handler_of, key_of

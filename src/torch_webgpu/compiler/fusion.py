@@ -18,13 +18,6 @@ MOST_LOADS = 24
 CHEAP = 4  # steps of a program that may be computed more than once
 
 
-def fuse(module: Module, level: str) -> Module:
-    """All fusion passes of a level (``TORCH_WEBGPU_FUSION``)."""
-    if level == "none":
-        return module
-    return fuse_pointwise(module)
-
-
 # ---------------------------------------------------------------------------------------------------- data flow
 
 

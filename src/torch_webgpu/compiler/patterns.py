@@ -7,18 +7,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from .attention_patterns import attentions, decode_attentions, rotary_embeddings
+from .layer_patterns import linears, rms_norms
+from .matching import is_op, simplify
+
 
 def rewrite(module: fx.GraphModule, level: str) -> fx.GraphModule:
     """All passes of a fusion level (``TORCH_WEBGPU_FUSION``)."""
     module = update_in_place(module)
     if level != "none":
-        module = eliminate_common(module)
+        module = eliminate_common(simplify(module))
+    if level == "full":
+        for recognise in (rms_norms, linears, rotary_embeddings, attentions, decode_attentions):
+            module = recognise(module)
+        module.graph.eliminate_dead_code()
     return module
-
-
-def is_op(value: Any, *ops: Any) -> bool:
-    """Whether a value is a node that calls one of the overloads."""
-    return isinstance(value, fx.Node) and value.op == "call_function" and value.target in ops
 
 
 def eliminate_common(module: fx.GraphModule) -> fx.GraphModule:

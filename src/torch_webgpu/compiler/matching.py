@@ -1,0 +1,91 @@
+"""What the pattern passes share: looking at FX nodes, and replacing them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def is_op(value: Any, *ops: Any) -> bool:
+    """Whether a value is a node that calls one of the overloads."""
+    return isinstance(value, fx.Node) and value.op == "call_function" and value.target in ops
+
+
+def shape(node: fx.Node) -> tuple[Any, ...]:
+    """Sizes as traced; symbolic ones among them."""
+    return tuple(node.meta["val"].shape)
+
+
+def dtype(node: fx.Node) -> torch.dtype:
+    """Dtype as traced."""
+    found: torch.dtype = node.meta["val"].dtype
+    return found
+
+
+def argument(node: fx.Node, index: int, name: str, default: Any = None) -> Any:
+    """An argument given by position or by name."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def single_user(node: fx.Node) -> fx.Node | None:
+    """The only node that uses it, if there is one."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def replace_with(node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    """Puts a call in the place of a node."""
+    graph = node.graph
+    with graph.inserting_before(node):
+        new = graph.call_function(target, args)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+    return new
+
+
+def constant_value(node: Any) -> float | None:
+    """The number that every element of a node has, where that is plain to see."""
+    if isinstance(node, (int, float)):
+        return float(node)
+    if is_op(node, aten.scalar_tensor.default):
+        return float(node.args[0]) if isinstance(node.args[0], (int, float)) else None
+    if is_op(node, aten.full.default, aten.full_like.default):
+        return float(node.args[1]) if isinstance(node.args[1], (int, float)) else None
+    if is_op(node, aten.zeros.default, aten.zeros_like.default):
+        return 0.0
+    if is_op(node, aten.arange.default) and node.args[0] == 1:
+        return 0.0
+    return None
+
+
+def simplify(module: fx.GraphModule) -> fx.GraphModule:
+    """Additions of zero and products with one, where neither dtype nor shape change."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if is_op(node, aten.add.Tensor) and not node.kwargs:
+            _drop_operand(node, 0.0)
+        elif is_op(node, aten.mul.Tensor):
+            _drop_operand(node, 1.0)
+    graph.eliminate_dead_code()
+    return module
+
+
+def _drop_operand(node: fx.Node, neutral: float) -> None:
+    for kept, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
+        if not isinstance(kept, fx.Node) or constant_value(other) != neutral or kept.meta.get("val") is None:
+            continue
+        if neutral == 0.0 and dtype(kept).is_floating_point:
+            continue  # -0.0 + 0.0 is 0.0
+        if dtype(kept) != dtype(node):
+            continue
+        if shape(kept) == shape(node):
+            node.replace_all_uses_with(kept)
+            node.graph.erase_node(node)
+            return
+        if all(isinstance(n, int) for n in shape(node)) and shape(node) == (1,) and shape(kept) == ():
+            replace_with(node, aten.view.default, (kept, [1]))
+            return
