@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from ..kernels.decode_attention import Rope, decode_attention
 from ..kernels.pointwise import emit
-from ..recipe import Scalar, Tensor
+from ..recipe import Graph, Scalar, Tensor
 from ..registry import apply, entry_of
 from ..wgsl import F32
 from .ir import DeferredGraph
@@ -156,6 +158,52 @@ def _bool_mask(mask: Any) -> fx.Node | None:
 # ---------------------------------------------------------------------------------------------------- decode step
 
 
+@dataclass
+class DecodeAttention:
+    """One query over a static cache whose row ``position`` is written first (``kernels.decode_attention``)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    out: Tensor
+    position: Tensor
+    mask: Tensor | None
+    rope: Rope | None
+    scale: float
+    name: str = "decode_attention"
+
+    def reads(self) -> list[Tensor]:
+        found = [self.q, self.k, self.v, self.k_cache, self.v_cache, self.position]
+        found += [self.mask] if self.mask is not None else []
+        return found + ([self.rope.cos, self.rope.sin] if self.rope is not None else [])
+
+    def writes(self) -> list[Tensor]:
+        return [self.out, self.k_cache, self.v_cache]
+
+    def map_tensors(self, place: Callable[[Tensor], Tensor]) -> DecodeAttention:
+        moved = {f: place(getattr(self, f)) for f in ("q", "k", "v", "k_cache", "v_cache", "out", "position")}
+        mask = None if self.mask is None else place(self.mask)
+        rope = None if self.rope is None else Rope(place(self.rope.cos), place(self.rope.sin))
+        return DecodeAttention(**moved, mask=mask, rope=rope, scale=self.scale)
+
+    def launch(self, graph: Graph) -> None:
+        decode_attention(
+            graph,
+            self.q,
+            self.k,
+            self.v,
+            self.k_cache,
+            self.v_cache,
+            self.out,
+            position=self.position,
+            mask=self.mask,
+            scale=self.scale,
+            rope=self.rope,
+        )
+
+
 def lower_decode(
     graph: DeferredGraph,
     q: Tensor,
@@ -169,13 +217,13 @@ def lower_decode(
     sin: Tensor | None,
     scale: float,
 ) -> Tensor:
-    """One query over a static cache whose row ``position`` is written first; q and k are rotated by cos, sin."""
+    """A ``DecodeAttention`` step; q and k are rotated by cos, sin where given."""
     b, h, _, d = q.sizes
     out = graph.new((b, h, 1, d), q.dtype, (h * d, d, h * d, 1))
     rope = None
     if cos is not None and sin is not None:
         rope = Rope(_table(cos, b), _table(sin, b))
-    decode_attention(graph, q, k, v, k_cache, v_cache, out, position=position, mask=mask, scale=scale, rope=rope)
+    graph.collected.append(DecodeAttention(q, k, v, k_cache, v_cache, out, position, mask, rope, scale))
     return out
 
 

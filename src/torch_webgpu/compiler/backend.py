@@ -17,6 +17,7 @@ from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
 from .prepare import alias_pattern, may_mutate, prepare
+from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
 
 log = logging.getLogger("torch_webgpu.compiler")
@@ -72,6 +73,8 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         decompositions=_decompositions(),
         keep_inference_input_mutations=True,
     )(prepared, example_inputs)
+    if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
+        lay_out_siblings(module, example_inputs)
     if not may_mutate(prepared):
         return run
     expected = alias_pattern(example_inputs)

@@ -235,12 +235,14 @@ def merge_siblings(module: Module) -> Module:
     moved: dict[Any, tuple[Tensor, int]] = {}
     flow = Flow(steps)
     for i, first in enumerate(steps):
-        if not isinstance(first, Linear) or not is_temporary(module, kept, first.out):
+        if not isinstance(first, Linear) or not _owns_result(module, kept, flow, i, first):
             continue
         chain, places = [first], [i]
         for j in range(i + 1, min(i + 24, len(steps))):
             other = steps[j]
-            if isinstance(other, Linear) and is_temporary(module, kept, other.out) and _follows(_total(chain), other):
+            if not isinstance(other, Linear) or not _owns_result(module, kept, flow, j, other):
+                continue
+            if _follows(_total(chain), other):
                 if flow.written_between({t.buffer for t in first.reads()}, i, j):
                     break
                 chain.append(other)
@@ -269,6 +271,17 @@ def merge_siblings(module: Module) -> Module:
         return Tensor(base.ref, base.buffer, t.dtype, t.sizes, t.strides, t.delta + at, t.offset + at)
 
     return _rebuilt(module, [None if s is None else s.map_tensors(place) for s in steps])
+
+
+def _owns_result(module: Module, kept: set[Any], flow: Flow, index: int, step: Linear) -> bool:
+    """Whether the layer alone writes its result's buffer, all of it."""
+    buffer = step.out.buffer
+    return (
+        is_temporary(module, kept, step.out)
+        and flow.writers[buffer] == [index]
+        and not step.out.delta
+        and module.created[-1 - buffer].numel == step.out.numel
+    )
 
 
 def _total(chain: list[Linear]) -> Linear:

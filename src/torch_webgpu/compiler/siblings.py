@@ -1,0 +1,95 @@
+"""Weights of linear layers over the same input are laid out one after the other, so that one launch can read them all.
+
+The parameters become views of one buffer; each old buffer is freed as its copy is made, so memory does not double.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+ALIGNMENT = 16  # bytes; kernels read four words at once
+
+
+def lay_out_siblings(module: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """Finds sibling layers in Dynamo's graph and packs their weights, biases and scales.
+
+    Args:
+        inputs: the graph's inputs; only real tensors on the device that own their storage alone are moved.
+
+    Returns:
+        The number of groups that were packed.
+    """
+    value = dict(zip([n for n in module.graph.nodes if n.op == "placeholder"], inputs, strict=False))
+    groups: dict[tuple[Any, ...], list[list[Any]]] = defaultdict(list)
+    for node in module.graph.nodes:
+        parts = _parts(node)
+        if parts is None:
+            continue
+        tensors = [value.get(p) if isinstance(p, fx.Node) else None for p in parts[1:]]
+        present = tuple(t is not None for t in tensors)
+        groups[(node.target, parts[0], present)].append([t for t in tensors if t is not None])
+    return sum(_pack_group(group) for group in groups.values() if len(group) > 1)
+
+
+def _parts(node: fx.Node) -> list[Any] | None:
+    """Input, weight and what else has a row for each of the weight's."""
+    if node.op != "call_function":
+        return None
+    if node.target is torch._C._nn.linear or node.target is torch.nn.functional.linear:
+        bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+        return [*node.args[:2], bias]
+    name = getattr(node.target, "__name__", "")
+    namespace = getattr(node.target, "namespace", None) or getattr(node.target, "_qualified_op_name", "").partition("::")[0]
+    if namespace == "webgpu" and name.startswith("linear_int"):
+        return list(node.args)
+    return None
+
+
+def _pack_group(group: list[list[Any]]) -> bool:
+    columns = list(zip(*group, strict=True))
+    if not columns or not all(_movable(column) for column in columns):
+        return False
+    if all(_adjacent(column) for column in columns):
+        return False
+    with torch.no_grad():
+        for column in columns:
+            _pack(column)
+    return True
+
+
+def _movable(column: Sequence[Any]) -> bool:
+    first = column[0]
+    if not isinstance(first, torch.Tensor) or len({id(t) for t in column}) < len(column):
+        return False
+    for t in column:
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.device.type != "webgpu" or t.dtype != first.dtype:
+            return False
+        if t.shape[1:] != first.shape[1:] or not t.is_contiguous() or t.nbytes % ALIGNMENT or not t.is_leaf:
+            return False
+        if t.untyped_storage().nbytes() > t.nbytes and not _adjacent(column):
+            return False  # others may hold views of its storage
+    return True
+
+
+def _adjacent(column: Sequence[torch.Tensor]) -> bool:
+    at = column[0].storage_offset()
+    for t in column:
+        if t.untyped_storage()._cdata != column[0].untyped_storage()._cdata or t.storage_offset() != at:
+            return False
+        at += t.numel()
+    return True
+
+
+def _pack(column: Sequence[torch.Tensor]) -> None:
+    base = torch.empty(sum(t.numel() for t in column), dtype=column[0].dtype, device=column[0].device)
+    at = 0
+    for t in column:
+        view = base[at : at + t.numel()].view(t.shape)
+        view.copy_(t)
+        t.data = view
+        at += t.numel()
