@@ -113,8 +113,8 @@ class Bench:
     def microseconds(self, choice: Choice, best: float = math.inf, tries: int = 3) -> float:
         """Time of a launch, back to back with others on other copies of the weights.
 
-        Two run lengths are timed, each waited for once: the difference has no cost of waiting in it. The shortest of
-        ``tries`` counts; a shape that is far from ``best`` is tried once.
+        Two run lengths are timed, each waited for once: the difference of the shortest of each has no cost of waiting in
+        it. A shape that is far from ``best`` is tried once.
         """
         trial = Trial(self._recorder(choice))
         operands = [self.x, self.residual, self.gain, *self.parts]
@@ -128,14 +128,14 @@ class Bench:
 
         run(1)  # compiles
         short = max(1, self.launches // (2 * self.copies))
-        shortest = math.inf
+        one = three = math.inf
         for _ in range(tries):
-            took = max(run(3 * short) - run(short), 0.0) / (2 * short * self.copies) * 1e6
-            shortest = min(shortest, took)
-            if shortest > _SLOW * best:
+            one, three = min(one, run(short)), min(three, run(3 * short))
+            took = (three - one if three > one else three) / (2 * short * self.copies) * 1e6
+            if took > _SLOW * best:
                 break
         trial.forget()
-        return shortest
+        return took
 
     @property
     def launches(self) -> int:
