@@ -366,19 +366,19 @@ def filled(path: Path, request: gguf.Request, read: Any = None) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("head", "layer", "tied", "request_", "kinds", "exact"),
+    ("head", "layer", "tied", "request_", "kinds", "bound"),
     [
-        ("Q8_0", "Q4_1", True, "int4", ("int8", "int4"), True),
-        ("Q4_0", "Q4_0", False, "gguf", ("int4", "int4"), True),
-        ("Q5_1", "Q4_0", True, "int4", ("int8", "int4"), False),
-        ("Q8_0", "Q8_0", True, "int4", ("int4", "int4"), False),
-        ("Q8_0", "Q4_1", False, "int8", ("int8", "int8"), False),
-        ("F16", "Q5_1", True, "gguf", (None, None), True),
-        ("F32", "BF16", False, "int8", ("int8", "int8"), False),
+        ("Q8_0", "Q4_1", True, "int4", ("int8", "int4"), 1e-5),
+        ("Q4_0", "Q4_0", False, "gguf", ("int4", "int4"), 1e-5),
+        ("Q5_1", "Q4_0", True, "int4", ("int8", "int4"), 0.05),
+        ("Q8_0", "Q8_0", True, "int4", ("int4", "int4"), 0.3),
+        ("Q8_0", "Q4_1", False, "int8", ("int8", "int8"), 0.05),
+        ("F16", "Q5_1", True, "gguf", (None, None), 1e-5),
+        ("F32", "BF16", False, "int8", ("int8", "int8"), 0.05),
     ],
 )
 def test_gguf_kinds(
-    tmp_path: Path, head: str, layer: str, tied: bool, request_: Any, kinds: tuple[Any, Any], exact: bool
+    tmp_path: Path, head: str, layer: str, tied: bool, request_: Any, kinds: tuple[Any, Any], bound: float
 ) -> None:
     """Which kinds come of a file, and that the model computes what transformers makes of it."""
     from transformers import AutoModelForCausalLM
@@ -394,8 +394,8 @@ def test_gguf_kinds(
     ids = torch.arange(12)[None]
     with torch.no_grad():
         a, b = model(ids).logits, want(ids).logits
-        assert (a - b).norm() / b.norm() < (1e-5 if exact else 0.15)
-        if exact:
+        assert (a - b).norm() / b.norm() < bound
+        if bound < 1e-4:
             close(model.to(DEVICE)(ids.to(DEVICE)).logits, b.double(), torch.float32)
 
 
