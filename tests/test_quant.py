@@ -189,7 +189,7 @@ def test_wrong_operands(device: str) -> None:
 def test_no_gradients() -> None:
     weight, scale = on_device(*int8_parts(6, 64, 2))
     x = torch.zeros(2, 64, device=DEVICE, requires_grad=True)
-    with pytest.raises(RuntimeError, match="dequantise the model to train it"):
+    with pytest.raises(RuntimeError, match=r"dequantise the model to train it .*, or run it under"):
         OPS.linear_int8(x, weight, scale, None).sum().backward()
 
 
@@ -323,9 +323,9 @@ def test_stored_weights_are_taken_exactly(kind: str) -> None:
     assert torch.equal(q.reordered(order).dequantise(), t.numbers()[order])
 
 
-def write_llama(path: Path, head: str, layer: str, tied: bool = True) -> None:
-    """A file of a tiny llama whose embedding and output are stored as ``head``, its other layers as ``layer``."""
-    writer = GGUFWriter(path, "llama")
+def write_model(path: Path, head: str, layer: str, tied: bool = True, arch: str = "llama") -> None:
+    """A file of a tiny model whose embedding and output are stored as ``head``, its other layers as ``layer``."""
+    writer, wide = GGUFWriter(path, arch), 128 if arch == "qwen3" else 16  # of a head
     for add, value in (
         (writer.add_block_count, 1),
         (writer.add_context_length, 64),
@@ -333,6 +333,8 @@ def write_llama(path: Path, head: str, layer: str, tied: bool = True) -> None:
         (writer.add_feed_forward_length, 96),
         (writer.add_head_count, 4),
         (writer.add_head_count_kv, 2),
+        (writer.add_key_length, wide),
+        (writer.add_value_length, wide),
         (writer.add_vocab_size, 40),
     ):
         add(value)
@@ -341,14 +343,24 @@ def write_llama(path: Path, head: str, layer: str, tied: bool = True) -> None:
     writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(40)])
     writer.add_array("tokenizer.ggml.scores", [0.5] * 40)
     shapes = {"token_embd": (40, 64)} | ({} if tied else {"output": (40, 64)})
-    shapes |= {f"blk.0.attn_{p}": (64 if p in ("q", "output") else 32, 64) for p in ("q", "k", "v", "output")}
-    shapes |= {"blk.0.ffn_gate": (96, 64), "blk.0.ffn_up": (96, 64), "blk.0.ffn_down": (64, 96)}
+    shapes |= {"blk.0.attn_q": (4 * wide, 64), "blk.0.attn_k": (2 * wide, 64), "blk.0.attn_v": (2 * wide, 64)}
+    shapes |= {
+        "blk.0.attn_output": (64, 4 * wide),
+        "blk.0.ffn_gate": (96, 64),
+        "blk.0.ffn_up": (96, 64),
+        "blk.0.ffn_down": (64, 96),
+    }
     for name, shape in shapes.items():
         kind = GGMLQuantizationType[head if name in ("token_embd", "output") else layer]
         values = (torch.randn(shape) / 8).numpy()
         writer.add_tensor(f"{name}.weight", quantize(values, kind), raw_dtype=kind)
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        writer.add_tensor(f"{name}.weight", (torch.rand(64) + 0.5).numpy())
+    vectors = {f"{name}.weight": 64 for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}
+    if arch == "qwen2":
+        vectors |= {"blk.0.attn_q.bias": 64, "blk.0.attn_k.bias": 32, "blk.0.attn_v.bias": 32}
+    if arch == "qwen3":
+        vectors |= {"blk.0.attn_q_norm.weight": wide, "blk.0.attn_k_norm.weight": wide}
+    for name, size in vectors.items():
+        writer.add_tensor(name, (torch.rand(size) + 0.5).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -383,7 +395,7 @@ def test_gguf_kinds(
     """Which kinds come of a file, and that the model computes what transformers makes of it."""
     from transformers import AutoModelForCausalLM
 
-    write_llama(tmp_path / "tiny.gguf", head, layer, tied)
+    write_model(tmp_path / "tiny.gguf", head, layer, tied)
     model = filled(tmp_path / "tiny.gguf", request_)
     kind_of = lambda m: m.quantised.kind if hasattr(m, "quantised") else None  # noqa: E731
     assert (kind_of(model.lm_head), kind_of(model.model.layers[0].self_attn.q_proj)) == kinds
@@ -399,8 +411,23 @@ def test_gguf_kinds(
             close(model.to(DEVICE)(ids.to(DEVICE)).logits, b.double(), torch.float32)
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_gguf_of_other_architectures(tmp_path: Path, arch: str) -> None:
+    """Rows as they are, biases and norms of heads beside quantised weights; one reading of the file serves all."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "tiny.gguf", "Q8_0", "Q4_0", arch=arch)
+    with gguf.one_reading():
+        model = filled(tmp_path / "tiny.gguf", "gguf")
+        want = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    assert (arch == "qwen2") == (model.model.layers[0].self_attn.q_proj.bias is not None)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        close(model(ids).logits, want(ids).logits.double(), torch.float32)
+
+
 def test_gguf_that_does_not_fit(tmp_path: Path) -> None:
-    write_llama(tmp_path / "tiny.gguf", "Q8_0", "Q4_1")
+    write_model(tmp_path / "tiny.gguf", "Q8_0", "Q4_1")
     metadata, tensors = gguf.read(tmp_path / "tiny.gguf")
     norm = tensors["output_norm.weight"]
     for changed, message in (
@@ -440,7 +467,7 @@ def test_load_refuses(tmp_path: Path) -> None:
 
 def test_damaged_files(tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
-    write_llama(tmp_path / "good.gguf", "Q8_0", "Q4_1")
+    write_model(tmp_path / "good.gguf", "Q8_0", "Q4_1")
     good = (tmp_path / "good.gguf").read_bytes()
     for data, message in (
         (b"", "no GGUF file"),

@@ -192,7 +192,8 @@ def _fake_embedding_int4(
 
 def _no_gradient(_context: Any, *_gradients: Any) -> NoReturn:
     raise RuntimeError(
-        "The weights are quantised and have no gradients; dequantise the model to train it (QuantisedLinear.dequantise)."
+        "The weights are quantised and nothing can be differentiated through them: dequantise the model to train it "
+        "(QuantisedLinear.dequantise), or run it under torch.no_grad()."
     )
 
 
@@ -296,7 +297,7 @@ def _rows(graph: Graph, q: Quantised, out: Tensor, indices: Tensor | None = None
 
 def _most_rows(row_bytes: int, most: int = 1 << 62) -> int:
     """Rows whose bytes fit in a binding (and in ``most``), a multiple of eight where there are as many."""
-    limit = min(device().limits["maxStorageBufferBindingSize"] - 256, most)
+    limit = min(device().limits["maxStorageBufferBindingSize"] - 512, most)  # both ends of a binding are rounded to 256
     rows = max(limit // max(row_bytes, 1), 1)
     return rows // 8 * 8 if rows >= 8 else rows
 
