@@ -400,12 +400,8 @@ class _Launch:
         inputs = [cast(f"y{s}", "f", self.program.inputs[s]) for s in range(self.streams)]
         for i, e in enumerate(self.extras):
             cls = self.program.inputs[self.streams + i]
-            if isinstance(e, Tensor):
-                at = f"m * {w.expr(f'e{i}m')} + n * {w.expr(f'e{i}n')}"
-                inputs.append(cast(f"ld_e{i}({at})", e.dtype.cls, cls))
-            else:
-                inputs.append(w.expr(f"e{i}", cls))
-        lines, result = self.program.emit(inputs)
+            inputs.append(cast(f"e{i}", e.dtype.cls, cls) if isinstance(e, Tensor) else w.expr(f"e{i}", cls))
+        lines, result = self.program.emit(inputs, prefix="t")
         return f"{lines}return {cast(result, self.program.cls, 'f')};\n"
 
     def _source(self, w: Words) -> str:
@@ -437,6 +433,7 @@ class _Launch:
             part_size=max(1, len(values) * self._slots(c)),
             values=values,
             offsets=offsets,
+            extras=[(f"e{i}", wgsl.TYPE[e.dtype.cls]) for i, e in enumerate(self.extras) if isinstance(e, Tensor)],
             finish=self._finish(w),
             bits=[wgsl.bits_of(self.out.dtype, f"z{e}") for e in range(2)],
         )
