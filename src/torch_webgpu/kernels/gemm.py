@@ -1,6 +1,6 @@
 """Tiled matrix product with float32 sums: ``out = program(alpha * a @ b + beta * c, *extras)``.
 
-Four tile shapes for many to few rows. Where tiles are few, the sum over k is split among workgroups and added up by a
+Tile shapes for many to few rows. Where tiles are few, the sum over k is split among workgroups and added up by a
 second launch, so that a large GPU is filled.
 """
 
@@ -20,6 +20,7 @@ from .program import IDENTITY, Program
 DEPTH = 16  # terms of the sum a tile
 REDUCE_WORKGROUP = 128
 MANY_LARGE = 512  # large tiles from which they fill a large GPU evenly
+FEW_RESULTS = 96 * 96  # results up to which small tiles are better: more workgroups, and a shader that compiles sooner
 ENOUGH = 1024  # small workgroups that do so
 SHORTEST_SPLIT = 64  # terms of the sum that a workgroup should have
 
@@ -42,7 +43,8 @@ class _Tile:
         return self.tx * self.rn
 
 
-_LARGE, _SQUARE, _LOW, _LOWEST = _Tile(16, 16, 8, 8), _Tile(8, 8, 8, 8), _Tile(16, 4, 8, 8), _Tile(16, 4, 4, 8)
+_LARGE, _SQUARE, _SMALL = _Tile(16, 16, 8, 8), _Tile(8, 8, 8, 8), _Tile(8, 8, 4, 4)
+_LOW, _LOWEST = _Tile(16, 4, 8, 8), _Tile(16, 4, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,9 @@ def _choose(z: int, m: int, n: int, k: int, limit: int) -> tuple[_Tile, int, int
     def tiles(t: _Tile) -> int:
         return -(-m // t.rows) * -(-n // t.columns) * z
 
-    if m <= _LOWEST.rows:
+    if m * n <= FEW_RESULTS:
+        tile = _SMALL
+    elif m <= _LOWEST.rows:
         tile = _LOWEST
     elif m <= _LOW.rows:
         tile = _LOW

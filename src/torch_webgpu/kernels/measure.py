@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 
 from .. import _C
+from ..errors import LimitError, ShaderError
 from ..recipe import Graph, Tensor
 from ..runtime import device
 from .matvec import Dense, Int4, Int8, Norm, Weight, matvec
 from .program import IDENTITY, Program, Step
 from .trials import Record, Trial
-from .tuning import BLOCK, Choice, Entry, adapter_name, rule
+from .tuning import BLOCK, Choice, Entry, adapter_name, balanced, rule
 
 _GATED = Program(
     ("f", "f"),
@@ -27,7 +29,9 @@ _ADD = Program.of("({0} + {1})", ("f", "f"), ("f", "f"), "f")
 _COLD, _COLD_CPU = 192 << 20, 32 << 20
 _LAUNCHES, _LAUNCHES_CPU = 200, 12
 _SLOW = 1.5  # times the best so far, beyond which a shape is not timed again
-_LOADS = 16  # blocks in flight an invocation, beyond which registers run out
+_LOADS = 10  # blocks in flight an invocation; far beyond it registers run out
+_FILLED = 1 << 17  # invocations that large GPUs hold at once, within a factor of 2
+_TRIALS = 9
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Bench:
         self.out = arena[start : start + p.m * p.n].view(p.m, p.n)
         start += p.m * pad(p.n)
         self.residual = arena[start : start + p.m * p.n].view(p.m, p.n)
+        self.packed = wide.itemsize < 4 and p.n % 2 == 0
         self.gain = torch.ones(p.k, dtype=wide, device="webgpu")
 
     def _weights(self, parts: list[Tensor], copy: int) -> list[Weight]:
@@ -108,8 +113,8 @@ class Bench:
     def microseconds(self, choice: Choice, best: float = math.inf, tries: int = 3) -> float:
         """Time of a launch, back to back with others on other copies of the weights.
 
-        Two run lengths are timed, each waited for once: the difference has no cost of waiting in it. The shortest of
-        ``tries`` counts; a shape that is far from ``best`` is tried once.
+        Two run lengths are timed, each waited for once: the difference of the shortest of each has no cost of waiting in
+        it. A shape that is far from ``best`` is tried once.
         """
         trial = Trial(self._recorder(choice))
         operands = [self.x, self.residual, self.gain, *self.parts]
@@ -123,14 +128,14 @@ class Bench:
 
         run(1)  # compiles
         short = max(1, self.launches // (2 * self.copies))
-        shortest = math.inf
+        one = three = math.inf
         for _ in range(tries):
-            took = max(run(3 * short) - run(short), 0.0) / (2 * short * self.copies) * 1e6
-            shortest = min(shortest, took)
-            if shortest > _SLOW * best:
+            one, three = min(one, run(short)), min(three, run(3 * short))
+            took = (three - one if three > one else three) / (2 * short * self.copies) * 1e6
+            if took > _SLOW * best:
                 break
         trial.forget()
-        return shortest
+        return took
 
     @property
     def launches(self) -> int:
@@ -154,28 +159,32 @@ class Bench:
         return record
 
 
-def candidates(product: Product) -> Iterator[Choice]:
-    """Shapes worth a trial, all with whole rows in flight where registers allow: rows a team and invocations a row vary."""
+def candidates(product: Product, packed: bool) -> Iterator[Choice]:
+    """Shapes worth a trial, the likeliest first: rows a team, invocations a row, and where x is read from vary.
+
+    Args:
+        packed: whether results share words, so that odd numbers of rows are the same as even ones.
+    """
     p = product
     if device().adapter.kind == "cpu":
         yield from (Choice(rows, lanes, wg) for lanes, wg in ((1, 64), (1, 128), (8, 64), (64, 64)) for rows in (1, 2))
         return
     yield rule(p.kind, p.n, p.k, p.streams, p.m)
     blocks = p.k // BLOCK[p.kind]
+    enough = min(_FILLED, p.n * blocks // 2)
     found = []
-    for rows in (1, 2, 4, 8):
+    for rows in (2, 4, 8) if packed else (1, 2, 4, 8):
         for lanes in (8, 16, 32, 64, 128, 256):
-            invocations = -(-p.n // rows) * lanes
-            if rows * p.streams * p.m > 16 or lanes > 2 * blocks:
+            if rows * p.streams * p.m > 16 or lanes > 2 * blocks or (lanes < 32 and blocks > 16 * lanes):
                 continue
-            if not (1 << 14) <= invocations <= max(1 << 19, 32 * p.n) or (lanes < 32 and blocks > 32 * lanes):
-                continue
-            unroll = 1
-            while unroll * lanes < blocks and 2 * unroll * rows * p.streams * min(p.m, 2) <= _LOADS // 2:
-                unroll *= 2
-            found.append(Choice(rows, lanes, max(lanes, 128), unroll))
-    middle = 1 << 17  # invocations that large GPUs hold at once, within a factor of 2
-    yield from sorted(found, key=lambda c: abs((-(-p.n // c.rows) * c.lanes) - middle))[:9]
+            lacking = max(0.0, math.log2(enough / (-(-p.n // rows) * lanes)))
+            unlikely = lacking + abs(math.log2(lanes / 32)) / 2 + abs(rows - 2) / 8
+            unroll = balanced(blocks, lanes, _LOADS // (rows * p.streams * min(p.m, 2)))
+            found.append((unlikely, Choice(rows, lanes, max(lanes, 128), unroll, BLOCK[p.kind] > 8)))
+    for i, (_, choice) in enumerate(sorted(found)[:_TRIALS]):
+        yield choice
+        if i < _TRIALS // 3:
+            yield replace(choice, stage=not choice.stage)
 
 
 def neighbours(choice: Choice, product: Product) -> Iterator[Choice]:
@@ -184,10 +193,16 @@ def neighbours(choice: Choice, product: Product) -> Iterator[Choice]:
     for workgroup in (choice.workgroup // 2, choice.workgroup * 2):
         if max(choice.lanes, 32) <= workgroup <= most:
             yield replace(choice, workgroup=workgroup)
-    for unroll in (choice.unroll // 2, choice.unroll * 2):
-        if unroll >= 1 and unroll * choice.rows * product.streams <= _LOADS:
+    each = -(-product.k // BLOCK[product.kind] // choice.lanes)
+    steps = -(-each // choice.unroll)
+    for unroll in {-(-each // max(1, steps - 1)), -(-each // (steps + 1))} - {choice.unroll}:
+        if unroll * choice.rows * product.streams <= 2 * _LOADS and unroll <= 16:
             yield replace(choice, unroll=unroll)
     yield replace(choice, stage=not choice.stage)
+    for lanes in (choice.lanes // 2, choice.lanes * 2):
+        if 4 <= lanes <= choice.workgroup:
+            unroll = balanced(product.k // BLOCK[product.kind], lanes, choice.unroll * max(1, choice.lanes // lanes))
+            yield replace(choice, lanes=lanes, unroll=min(unroll, 16))
 
 
 def search(
@@ -206,11 +221,17 @@ def search(
 
     def trial(choice: Choice) -> None:
         if choice not in timed and (not timed or time.perf_counter() < deadline):
-            timed[choice] = bench.microseconds(choice, min(timed.values(), default=math.inf))
+            try:
+                timed[choice] = bench.microseconds(choice, min(timed.values(), default=math.inf))
+            except (LimitError, ShaderError) as e:  # too much for this device or its compiler
+                warnings.warn(f"{bench.product}: {choice} does not run: {str(e).splitlines()[0]}", stacklevel=3)
+                return
             report(choice, timed[choice])
 
-    for choice in candidates(bench.product):
+    for choice in candidates(bench.product, bench.packed):
         trial(choice)
+    if not timed:
+        raise LimitError(f"{bench.product}: no shape of the kernel runs on this device")
     for _ in range(3):
         best = min(timed, key=timed.__getitem__)
         for choice in neighbours(best, bench.product):

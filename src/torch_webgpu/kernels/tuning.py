@@ -23,6 +23,7 @@ from ..runtime import device
 SHIPPED = Path(__file__).parent / "tuned.json"
 _NEAR = 1.01  # a relative is within a factor of 2 in N and in K
 _RULE_INVOCATIONS = 1 << 16  # enough to fill a large GPU
+_LOADS = 8  # blocks in flight an invocation, by rule
 #: Elements that an invocation reads at once (four words), by kind of weights.
 BLOCK = {"float32": 4, "float16": 8, "bfloat16": 8, "int8": 16, "int4": 32}
 
@@ -176,17 +177,22 @@ def _distance(entry: Entry, n: int, k: int, streams: int, m: int) -> tuple[float
     return max(dn, dk, far), dn + dk, -len(entry.adapter), -len(entry.implementation)
 
 
+def balanced(blocks: int, lanes: int, most: int) -> int:
+    """How many blocks an invocation reads at a time: at most ``most``, in equal steps."""
+    each = -(-blocks // lanes)
+    return -(-each // -(-each // max(1, most)))
+
+
 def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     """A sane shape without measurements.
 
     On a GPU: enough invocations to fill it, first by fewer rows a team, then by splitting K further; then as many loads
-    in flight as registers allow. A rasteriser runs invocations one after the other, where sharing a row costs more than it
-    brings.
+    in flight as registers allow. Blocks of quantised weights take many elements of x, which is then read from workgroup
+    memory. A rasteriser runs invocations one after the other, where sharing a row costs more than it brings.
     """
-    adapter = device().adapter
-    blocks = max(1, k // BLOCK[kind])
-    if adapter.kind == "cpu":
+    if device().adapter.kind == "cpu":
         return Choice(rows=2 if streams * m == 1 else 1, lanes=1, workgroup=64, unroll=1)
+    blocks = max(1, k // BLOCK[kind])
     rows = max(1, min(4, 8 // (streams * m)))
     lanes = 32
     while rows > 1 and n // rows * lanes < _RULE_INVOCATIONS:
@@ -195,7 +201,5 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
         lanes *= 2
     while lanes > 4 and blocks * 2 <= lanes:
         lanes //= 2
-    unroll = 1
-    while unroll < 8 and unroll * lanes < blocks and 2 * unroll * rows * streams * m <= 16:
-        unroll *= 2
-    return Choice(rows=rows, lanes=lanes, workgroup=max(lanes, 128), unroll=unroll)
+    unroll = balanced(blocks, lanes, _LOADS // (rows * streams * min(m, 2)))
+    return Choice(rows, lanes, max(lanes, 128), unroll, BLOCK[kind] > 8)

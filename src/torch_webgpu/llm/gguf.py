@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -169,6 +171,29 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
             raise GGUFError(f"{path} is cut short or damaged: tensor {name} of shape {list(shape)} ({kind.name})")
         tensors[name] = StoredTensor(name, kind.name, shape, raw.reshape(rows, row))
     return metadata, tensors
+
+
+@contextmanager
+def one_reading() -> Iterator[None]:
+    """Within, transformers reads a file's metadata once.
+
+    It takes seconds to do so, and does it anew for the configuration, for the tokenizer and for the weights.
+    """
+    import gguf as package
+
+    original, made = package.GGUFReader, dict[str, Any]()
+
+    def reader(path: Any, *rest: Any) -> Any:
+        key = f"{path} {rest}"
+        if key not in made:
+            made[key] = original(path, *rest)
+        return made[key]
+
+    package.GGUFReader = reader  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        package.GGUFReader = original  # type: ignore[misc]
 
 
 # ---------------------------------------------------------------------------------------------------- whole models

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,12 +88,13 @@ def load(
     if quantize == "gguf" and "gguf_file" not in keywords:
         raise ModelError(f"{name_or_path} is no GGUF file, so it has no weights to take over; use 'int8' or 'int4'.")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **keywords)
-        model = _as_stored(name, keywords, dtype, quantize) if quantize and "gguf_file" in keywords else None
-        if model is None:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **keywords)
-            if quantize == "int8" or quantize == "int4":
-                quantise(model, quantize)
+        with gguf.one_reading() if "gguf_file" in keywords else nullcontext():
+            tokenizer = AutoTokenizer.from_pretrained(name, **keywords)
+            model = _as_stored(name, keywords, dtype, quantize) if quantize and "gguf_file" in keywords else None
+            if model is None:
+                model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, **keywords)
+                if quantize == "int8" or quantize == "int4":
+                    quantise(model, quantize)
     except ImportError as e:
         raise ModelError(f"{_reason(e)} (`pip install 'torch-webgpu[llm]'` brings what is needed).") from e
     except (OSError, ValueError, KeyError, RuntimeError) as e:

@@ -191,7 +191,8 @@ class QuantisedLinear(nn.Module):
     @classmethod
     def from_linear(cls, linear: nn.Linear, kind: Kind) -> QuantisedLinear:
         """Quantises a layer; ValueError where that cannot be done."""
-        return cls(QuantisedWeight.from_float(linear.weight, kind), linear.bias)
+        bias = None if linear.bias is None else nn.Parameter(linear.bias.detach(), requires_grad=False)
+        return cls(QuantisedWeight.from_float(linear.weight, kind), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features], float32, float16 or bfloat16 → [..., out_features] of the same dtype."""
@@ -283,7 +284,8 @@ def replacement(layer: nn.Linear | nn.Embedding, quantised: QuantisedWeight) -> 
 def quantise(model: nn.Module, kind: Kind) -> nn.Module:
     """Replaces the linear layers of a model, in place, and an embedding whose table is also a linear layer's weight.
 
-    Layers that do not fit (4 bits: in_features no multiple of 32) stay as they are; which ones is logged.
+    Layers that do not fit (4 bits: in_features no multiple of 32) stay as they are; which ones is logged. No parameter
+    of the model requires gradients afterwards.
 
     Args:
         kind: ``int8``: a scale a row, symmetric; ``int4``: groups of 32 weights, each with scale and minimum.
@@ -314,4 +316,4 @@ def quantise(model: nn.Module, kind: Kind) -> nn.Module:
         setattr(parent, name, modules[id(layer)])
     if skipped:
         log.warning("not quantised to %s: %s", kind, "; ".join(skipped))
-    return model
+    return model.requires_grad_(False)

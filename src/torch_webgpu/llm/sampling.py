@@ -53,7 +53,7 @@ def sample(
     check_arguments(temperature, top_k, top_p)
     if logits.dim() != 2 or logits.shape[1] == 0 or not logits.is_floating_point():
         raise ValueError(
-            f"logits must be [rows, tokens] of a float dtype, with one token at least, got {list(logits.shape)}, {logits.dtype}"
+            f"logits must be [rows, tokens], one token at least, of a float dtype; got {list(logits.shape)}, {logits.dtype}"
         )
     if temperature < GREEDY or top_k == 1:
         best, tokens = logits.max(dim=1)

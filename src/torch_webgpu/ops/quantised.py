@@ -110,14 +110,15 @@ def _check_embedding(op: str, bits: int, indices: Any, weight: Any, scale: Any, 
 def dequantise_int8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Float32 [N, K] of int8 weights [N, K] and their scales [N, G]."""
     n, k = weight.shape
-    return (weight.float().view(n, scale.shape[1], -1) * scale.float().unsqueeze(-1)).view(n, k)
+    groups = scale.shape[1]
+    return (weight.float().reshape(n, groups, k // groups) * scale.float().unsqueeze(-1)).view(n, k)
 
 
 def dequantise_int4(weight: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor | None) -> torch.Tensor:
     """Float32 [N, K] of packed weights int32 [N, K / 8], their scales and minima [N, K / 32]."""
     n, words = weight.shape
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=weight.device)
-    nibbles = ((weight.unsqueeze(-1) >> shifts) & 15).float().view(n, scale.shape[1], GROUP)
+    nibbles = ((weight.unsqueeze(-1) >> shifts) & 15).float().reshape(n, scale.shape[1], GROUP)
     scales = scale.float().unsqueeze(-1)
     values = (nibbles - 8) * scales if minimum is None else nibbles * scales + minimum.float().unsqueeze(-1)
     return values.view(n, words * PER_WORD)
@@ -148,19 +149,19 @@ def _select(op: str, indices: torch.Tensor, *tables: Maybe) -> list[Maybe]:
 
 
 def _embedding_int8(indices: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    _check_embedding("embedding_int8", 8, indices, weight, scale, None, dtype)
+    _, columns = _check_embedding("embedding_int8", 8, indices, weight, scale, None, dtype)
     rows, scales = _select("embedding_int8", indices, weight, scale)
     assert rows is not None and scales is not None
-    return dequantise_int8(rows, scales).to(dtype).view(*indices.shape, -1)
+    return dequantise_int8(rows, scales).to(dtype).view(*indices.shape, columns)
 
 
 def _embedding_int4(
     indices: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, minimum: Maybe, dtype: torch.dtype
 ) -> torch.Tensor:
-    _check_embedding("embedding_int4", 4, indices, weight, scale, minimum, dtype)
+    _, columns = _check_embedding("embedding_int4", 4, indices, weight, scale, minimum, dtype)
     rows, scales, minima = _select("embedding_int4", indices, weight, scale, minimum)
     assert rows is not None and scales is not None
-    return dequantise_int4(rows, scales, minima).to(dtype).view(*indices.shape, -1)
+    return dequantise_int4(rows, scales, minima).to(dtype).view(*indices.shape, columns)
 
 
 def _fake_linear_int8(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: Maybe) -> torch.Tensor:
@@ -191,7 +192,8 @@ def _fake_embedding_int4(
 
 def _no_gradient(_context: Any, *_gradients: Any) -> NoReturn:
     raise RuntimeError(
-        "The weights are quantised and have no gradients; dequantise the model to train it (QuantisedLinear.dequantise)."
+        "The weights are quantised and nothing can be differentiated through them: dequantise the model to train it "
+        "(QuantisedLinear.dequantise), or run it under torch.no_grad()."
     )
 
 
@@ -295,7 +297,7 @@ def _rows(graph: Graph, q: Quantised, out: Tensor, indices: Tensor | None = None
 
 def _most_rows(row_bytes: int, most: int = 1 << 62) -> int:
     """Rows whose bytes fit in a binding (and in ``most``), a multiple of eight where there are as many."""
-    limit = min(device().limits["maxStorageBufferBindingSize"] - 256, most)
+    limit = min(device().limits["maxStorageBufferBindingSize"] - 512, most)  # both ends of a binding are rounded to 256
     rows = max(limit // max(row_bytes, 1), 1)
     return rows // 8 * 8 if rows >= 8 else rows
 

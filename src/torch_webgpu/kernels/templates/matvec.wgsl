@@ -35,7 +35,7 @@ fn gathered(value: u32, team: u32, parts: u32) -> f32 {
 }
 {% endif %}
 
-fn finish(m: u32, n: u32{% for s in range(streams) %}, y{{ s }}: f32{% endfor %}) -> f32 {
+fn finish({% for s in range(streams) %}y{{ s }}: f32, {% endfor %}{% for name, type in extras %}{{ name }}: {{ type }}, {% endfor %}) -> f32 {
 {{ finish }}}
 
 {# The pieces of block c of a vector, as lets name_0, name_1, ...; base is its first element. #}
@@ -98,6 +98,33 @@ fn finish(m: u32, n: u32{% for s in range(streams) %}, y{{ s }}: f32{% endfor %}
 {% set h = "h_%d_%d_%d" % (s, r, u) %}
 {% if kind == "int4" and vector and minimum %}(16.0 * {{ f }}) * p + ({{ h }} - 16.0 * {{ f }}) * sx_{{ m }}{% elif kind == "int4" and vector %}{{ f }} * (16.0 * p - 24.0 * sx_{{ m }}){% elif kind == "int4" and minimum %}p * {{ f }} + {{ h }} * x{{ m }}_0{% elif kind == "int4" %}(p - 8.0 * x{{ m }}_0) * {{ f }}{% elif scaled == "group" %}p * {{ f }}{% else %}p{% endif %}
 {% endmacro %}
+{# What else the results at row m of x and n to n + {{ pack - 1 }} need from memory, into variables declared before. #}
+{% macro fetch_extras() %}
+{% for e in range(pack) %}
+{% for name, type in extras %}
+      {{ name }}_{{ e }} = ld_{{ name }}(m * {{ w.expr(name ~ "m") }} + (n + {{ e }}u) * {{ w.expr(name ~ "n") }});
+{% endfor %}
+{% for s in range(streams) if scaled == "row" %}
+      scale{{ s }}_{{ e }} = quick_f{{ s }}((n + {{ e }}u) * {{ w.expr("f%d" % s) }});
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{% macro declare_extras() %}
+{% for e in range(pack) %}
+{% for name, type in extras %}
+  var {{ name }}_{{ e }}: {{ type }};
+{% endfor %}
+{% for s in range(streams) if scaled == "row" %}
+  var scale{{ s }}_{{ e }}: f32;
+{% endfor %}
+{% endfor %}
+{% endmacro %}
+{% macro place(i) %}
+  let i = {{ i }};
+  let row = (i % {{ rows // pack }}u) * {{ pack }}u;
+  let n = first + row;
+  let m = i / {{ rows // pack }}u;
+{% endmacro %}
 {# A value of the team's lane i out of registers: the candidates' own indices are known here. #}
 {% macro choose(name, batch, values) %}
       var {{ name }} = {{ values[0][1] }};
@@ -135,8 +162,20 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% for m in range(x_rows) if norm %}
   var sq_{{ m }} = 0.0;
 {% endfor %}
+{% set items = x_rows * rows // pack %}
+{% set early = lanes >= items %}
   var it = 0u;
 {{ load("it") }}
+{% if early %}
+{{ place("lane") }}
+  let mine = i < {{ items }}u && n < {{ w.N }};
+{{ declare_extras() }}
+{% if extras or scaled == "row" %}
+  if (mine) {
+{{ fetch_extras() }}
+  }
+{% endif %}
+{% endif %}
 {% if stage %}
 {% for m in range(x_rows) %}
   {
@@ -152,7 +191,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {{ fetch("t", "gain", gain_mode, "0u", "c") }}
 {% endif %}
 {% for j in range(pieces) %}
-      staged[({{ m }}u * {{ w.blocks }} + c) * {{ pieces }}u + {{ j }}u] = v_{{ j }}{{ " * t_%d" % j if norm == "gain" }};
+      staged[{{ m * pieces + j }}u * {{ w.blocks }} + c] = v_{{ j }}{{ " * t_%d" % j if norm == "gain" }};
 {% endfor %}
     }
 {% if norm %}
@@ -178,7 +217,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% for m in range(x_rows) %}
 {% if stage %}
 {% for j in range(pieces) %}
-      let x{{ m }}_{{ j }} = staged[({{ m }}u * {{ w.blocks }} + c) * {{ pieces }}u + {{ j }}u];
+      let x{{ m }}_{{ j }} = staged[{{ m * pieces + j }}u * {{ w.blocks }} + c];
 {% endfor %}
 {% else %}
 {% set raw = "v" if norm else "x" %}
@@ -243,18 +282,17 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
     workgroupBarrier();
   }
 {% endif %}
-{# Outputs of the team, a word of {{ pack }} elements an item; lane i finishes item i. #}
-{% set items = x_rows * rows // pack %}
+{# Outputs of the team, a word of pack elements an item; lane i finishes item i. #}
 {% for batch in range((items + lanes - 1) // lanes) %}
   {
-    let i = lane + {{ batch * lanes }}u;
-    let row = (i % {{ rows // pack }}u) * {{ pack }}u;
-    let n = first + row;
-    let m = i / {{ rows // pack }}u;
-{% if lanes > 1 %}
-    if (i < {{ items }}u && n < {{ w.N }}) {
-{% else %}
-    if (n < {{ w.N }}) {
+{% if not early %}
+{{ place("lane + %du" % (batch * lanes)) }}
+    let mine = i < {{ items }}u && n < {{ w.N }};
+{% endif %}
+    if (mine) {
+{% if not early %}
+{{ declare_extras() }}
+{{ fetch_extras() }}
 {% endif %}
 {% set candidates = range(batch * lanes, [items, (batch + 1) * lanes] | min) %}
 {% for e in range(pack) %}
@@ -272,7 +310,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% endif %}
 {% endif %}
 {% if scaled == "row" %}
-      y{{ s }}{{ e }} *= quick_f{{ s }}((n + {{ e }}u) * {{ w.expr("f%d" % s) }});
+      y{{ s }}{{ e }} *= scale{{ s }}_{{ e }};
 {% endif %}
 {% endfor %}
 {% endfor %}
@@ -297,7 +335,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% endfor %}
 {% endif %}
 {% for e in range(pack) %}
-      let z{{ e }} = finish(m, n + {{ e }}u{% for s in range(streams) %}, y{{ s }}{{ e }}{% endfor %});
+      let z{{ e }} = finish({% for s in range(streams) %}y{{ s }}{{ e }}, {% endfor %}{% for name, type in extras %}{{ name }}_{{ e }}, {% endfor %});
 {% endfor %}
 {% if pack == 1 %}
       st_o(m * {{ w.om }} + n * {{ w.on }}, z0);

@@ -1,0 +1,484 @@
+"""Quantised weights: the ops against plain PyTorch, the modules, whole models, GGUF files."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torch_webgpu import runtime
+from torch_webgpu.llm import ModelError, gguf, load
+from torch_webgpu.llm.load import default_model
+from torch_webgpu.llm.quant import (
+    Kind,
+    QuantisedEmbedding,
+    QuantisedLinear,
+    QuantisedWeight,
+    quantise,
+)
+from torch_webgpu.ops import quantised
+
+OPS = torch.ops.webgpu
+DEVICE = "webgpu"
+KINDS: tuple[Kind, ...] = ("int8", "int4")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # of the largest result
+
+
+def int8_parts(n: int, k: int, groups: int, scale: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.randint(-128, 128, (n, k), dtype=torch.int8), (torch.rand(n, groups) / 64 + 0.001).to(scale)
+
+
+def int4_parts(n: int, k: int, minimum: bool = True) -> tuple[Tensor, Tensor, Tensor | None]:
+    words = torch.randint(-(2**31), 2**31, (n, k // 8), dtype=torch.int32)
+    scale = (torch.rand(n, k // 32) / 8).half()
+    return words, scale, torch.randn(n, k // 32).half() if minimum else None
+
+
+def on_device(*tensors: Tensor | None) -> list[Any]:
+    return [None if t is None else t.to(DEVICE) for t in tensors]
+
+
+def values_int4(words: Tensor, scale: Tensor, minimum: Tensor | None) -> Tensor:
+    """The definition, bit by bit, in float64."""
+    n, k = words.shape[0], words.shape[1] * 8
+    bits = np.frombuffer(words.numpy().tobytes(), np.uint8).reshape(n, -1)
+    nibbles = torch.from_numpy(np.stack([bits & 15, bits >> 4], 2).reshape(n, k).astype(np.float64))
+    s = scale.double().repeat_interleave(32, 1)
+    return (nibbles - 8) * s if minimum is None else nibbles * s + minimum.double().repeat_interleave(32, 1)
+
+
+def values_int8(weight: Tensor, scale: Tensor) -> Tensor:
+    return weight.double() * scale.double().repeat_interleave(weight.shape[1] // scale.shape[1], 1)
+
+
+def close(got: Tensor, want: Tensor, dtype: torch.dtype) -> None:
+    assert got.dtype == dtype and got.shape == want.shape
+    error = (got.cpu().double() - want).abs().max() / want.abs().max()
+    assert error < TOLERANCE[dtype], float(error)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(11)
+
+
+# ---------------------------------------------------------------------------------------------------- ops
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("lead", [(1,), (3, 7)])
+@pytest.mark.parametrize(("n", "k", "groups"), [(33, 96, 3), (7, 63, 7), (130, 64, 1), (1, 1, 1)])
+def test_linear_int8(device: str, dtype: torch.dtype, lead: tuple[int, ...], n: int, k: int, groups: int) -> None:
+    x = torch.randn(*lead, k).to(dtype)
+    weight, scale = int8_parts(n, k, groups, torch.float16 if groups == 3 else torch.float32)
+    bias = torch.randn(n).to(dtype)
+    want = x.double() @ values_int8(weight, scale).T
+    for b, result in ((None, want), (bias, want + bias.double())):
+        got = OPS.linear_int8(*(None if t is None else t.to(device) for t in (x, weight, scale, b)))
+        close(got, result, dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("lead", [(), (2, 2), (13,)])
+@pytest.mark.parametrize(("n", "k", "minimum"), [(33, 96, True), (64, 32, False)])
+def test_linear_int4(device: str, dtype: torch.dtype, lead: tuple[int, ...], n: int, k: int, minimum: bool) -> None:
+    x = torch.randn(*lead, k).to(dtype)
+    parts = int4_parts(n, k, minimum)
+    bias = torch.randn(n).to(dtype)
+    want = x.double() @ values_int4(*parts).T
+    for b, result in ((None, want), (bias, want + bias.double())):
+        close(OPS.linear_int4(*(None if t is None else t.to(device) for t in (x, *parts, b))), result, dtype)
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_embedding(device: str, dtype: torch.dtype) -> None:
+    indices = torch.randint(0, 19, (3, 5))
+    for parts, values in (
+        (int8_parts(19, 35, 5), values_int8),
+        (int8_parts(19, 64, 1, torch.float16), values_int8),
+        (int4_parts(19, 64), values_int4),
+        (int4_parts(19, 32, False), values_int4),
+    ):
+        op = OPS.embedding_int8 if len(parts) == 2 else OPS.embedding_int4
+        given = [None if t is None else t.to(device) for t in parts]
+        want = values(*parts)[indices]
+        for kind in (torch.int64, torch.int32):
+            got = op(indices.to(kind).to(device), *given, dtype)
+            close(got, want, dtype)
+        assert op(indices[:0].to(device), *given, dtype).shape == (0, 5, want.shape[-1])
+        for wrong in (19, -1, 2**32 + 1):
+            with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for dimension with size 19"):
+                op(torch.tensor([0, wrong]).to(device), *given, dtype).cpu()
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_strided_operands(rows: int) -> None:
+    """x is no contiguous tensor, the weights are parts of larger ones, one starts at an odd place."""
+    x = torch.randn(96, rows, device=DEVICE).t()
+    weight, scale = int8_parts(50, 96, 3)
+    bias = torch.randn(100)[::2]
+    big, scales = torch.zeros(60, 130, dtype=torch.int8), torch.zeros(60, 7)
+    big[3:53, 17:113], scales[3:53, 2:5] = weight, scale
+    got = OPS.linear_int8(x, big.to(DEVICE)[3:53, 17:113], scales.to(DEVICE)[3:53, 2:5], bias.to(DEVICE))
+    close(got, x.cpu().double() @ values_int8(weight, scale).T + bias.double(), torch.float32)
+    parts = int4_parts(40, 96)
+    moved = [torch.cat([t.new_zeros(5, t.shape[1]), t]).to(DEVICE)[5:] for t in parts if t is not None]
+    close(OPS.linear_int4(x, *moved, None), x.cpu().double() @ values_int4(*parts).T, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Weights beyond a binding, and dequantised in parts: the same as without limits."""
+    limits = dict(runtime.device().limits, maxStorageBufferBindingSize=4096)
+
+    class Small:
+        def __getattr__(self, name: str) -> Any:
+            return limits if name == "limits" else getattr(runtime.device(), name)
+
+    monkeypatch.setattr(quantised, "device", Small)
+    monkeypatch.setattr(quantised, "MOST_DEQUANTISED", 2048)
+    for k, groups in ((45, 1), (64, 2)):  # of odd length: a word holds elements of two rows
+        weight, scale = int8_parts(203, k, groups)
+        x, indices = torch.randn(12, k).to(dtype), torch.randint(0, 203, (151,))
+        close(OPS.linear_int8(*on_device(x, weight, scale), None), x.double() @ values_int8(weight, scale).T, dtype)
+        close(OPS.embedding_int8(*on_device(indices, weight, scale), dtype), values_int8(weight, scale)[indices], dtype)
+        with pytest.raises(IndexError, match="index 203 is out of bounds"):
+            OPS.embedding_int8(*on_device(torch.tensor([1, 203]), weight, scale), dtype).cpu()
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE, "meta"])
+def test_wrong_operands(device: str) -> None:
+    weight, scale = (t.to(device) for t in int8_parts(6, 64, 2))
+    words, steps, least = (t.to(device) for t in int4_parts(6, 64) if t is not None)
+    x = torch.zeros(2, 64, device=device)
+    index = torch.zeros(2, dtype=torch.int64, device=device)
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: OPS.linear_int8(x[:, :63], weight, scale, None), "64 columns"),
+        (lambda: OPS.linear_int8(x, weight, scale[:, :1].repeat(1, 3), None), "cannot be shared out"),
+        (lambda: OPS.linear_int8(x, weight, scale[:5], None), "scale must have shape"),
+        (lambda: OPS.linear_int8(x.int(), weight, scale, None), "dtype float32"),
+        (lambda: OPS.linear_int8(x, weight, scale, x[0, :5]), "bias must have shape"),
+        (lambda: OPS.linear_int8(x, weight, scale, x[0, :6].half()), "bias must have shape"),
+        (lambda: OPS.linear_int8(x, words, scale, None), "weight must have"),
+        (lambda: OPS.linear_int4(x, weight, steps, least, None), "weight must have"),
+        (lambda: OPS.linear_int4(x[:, :40], words[:, :5], steps, least, None), "multiple of 32"),
+        (lambda: OPS.linear_int4(x, words, steps.float(), least, None), "scale must have shape"),
+        (lambda: OPS.linear_int4(x, words, steps, least[:, :1], None), "minimum must have shape"),
+        (lambda: OPS.embedding_int8(index.bool(), weight, scale, torch.float32), "indices must be"),
+        (lambda: OPS.embedding_int4(index, words, steps, None, torch.int32), "dtype must be float32"),
+        (lambda: OPS.embedding_int4(index, words[0], steps, None, torch.float32), "must be matrices"),
+    ]
+    for call, message in cases:
+        with pytest.raises(RuntimeError, match=message):
+            call()
+
+
+def test_no_gradients() -> None:
+    weight, scale = on_device(*int8_parts(6, 64, 2))
+    x = torch.zeros(2, 64, device=DEVICE, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"dequantise the model to train it .*, or run it under"):
+        OPS.linear_int8(x, weight, scale, None).sum().backward()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_traces_to_single_ops(kind: Kind) -> None:
+    table = QuantisedEmbedding.from_embedding(nn.Embedding(20, 64), kind).to(DEVICE)
+    model = nn.Sequential(table, QuantisedLinear.from_linear(nn.Linear(64, 20), kind)).to(DEVICE)
+    indices = torch.tensor([[1, 2, 3]], device=DEVICE)
+    with torch.no_grad():
+        graph = make_fx(model, tracing_mode="fake", _allow_non_fake_inputs=True)(indices)
+        called = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+        assert called == [f"webgpu.embedding_{kind}.default", f"webgpu.linear_{kind}.default"]
+        assert torch.equal(graph(indices), model(indices))
+
+
+# ---------------------------------------------------------------------------------------------------- modules
+
+
+def relative_error(weight: Tensor, kind: Kind) -> float:
+    got = QuantisedWeight.from_float(weight, kind).dequantise()
+    return float((got - weight).norm() / weight.norm())
+
+
+def test_rounding() -> None:
+    weight = torch.randn(64, 256) * torch.logspace(-3, 2, 64)[:, None]
+    q = QuantisedWeight.from_float(weight, "int8")
+    assert (q.dequantise() - weight).abs().le(weight.abs().amax(1, keepdim=True) / 127 * 0.5001).all()
+    # Plain rounding between the extremes of each group is the baseline.
+    g = weight.view(-1, 32)
+    low, step = g.amin(1, keepdim=True), (g.amax(1, keepdim=True) - g.amin(1, keepdim=True)) / 15
+    plain = float((((g - low) / step).round() * step + low - g).norm() / g.norm())
+    assert relative_error(weight, "int4") < 0.95 * plain < 0.1
+    exact = torch.arange(16).repeat(4, 6).float() / 4 - 1  # sixteen steps are kept exactly
+    assert relative_error(exact, "int4") < 1e-6
+    for constant in (0.0, 0.25, -3.0):
+        assert torch.equal(
+            QuantisedWeight.from_float(torch.full((2, 32), constant), "int4").dequantise()[0, :1], torch.tensor([constant])
+        )
+    assert torch.equal(QuantisedWeight.from_float(torch.zeros(2, 5), "int8").dequantise(), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_on_the_device_too(kind: Kind) -> None:
+    weight = torch.randn(24, 96)
+    here, there = QuantisedWeight.from_float(weight, kind), QuantisedWeight.from_float(weight.to(DEVICE), kind)
+    assert there.values.device.type == DEVICE
+    # Sums in another order may round a step elsewhere; what comes of it is as good.
+    a, b = here.dequantise(), there.dequantise().cpu()
+    assert (a - weight).norm() == pytest.approx(float((b - weight).norm()), rel=1e-3)
+    assert torch.equal(there.to("cpu").dequantise(), b)
+
+
+def test_weights_that_cannot_be_quantised() -> None:
+    for weight, kind, message in (
+        (torch.zeros(4, 40), "int4", "40 columns are no multiple of 32"),
+        (torch.full((4, 32), 1e6), "int4", "largest magnitude is 1000000"),
+        (torch.full((4, 32), float("nan")), "int8", "largest magnitude is nan"),
+        (torch.full((4, 32), float("inf")), "int8", "largest magnitude is inf"),
+        (torch.zeros(4), "int8", "no matrix"),
+        (torch.zeros(4, 32), "int3", "int8 or int4, not 'int3'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            QuantisedWeight.from_float(weight, kind)
+
+
+class Tied(nn.Module):
+    """An embedding, a block with a layer that does not fit 4 bits, and a head that shares the embedding's table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 64)
+        self.block = nn.Sequential(nn.Linear(64, 40), nn.ReLU(), nn.Linear(40, 64, bias=False))
+        self.other = nn.Embedding(50, 64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.head(self.block(self.table(indices)) + self.other(indices))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_model(kind: Kind, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    model, indices = Tied().eval(), torch.arange(50).view(2, 25)
+    before = model(indices)
+    with caplog.at_level(logging.WARNING):
+        assert quantise(model, kind) is model
+    skipped = [r.getMessage() for r in caplog.records]
+    assert skipped == ([] if kind == "int8" else ["not quantised to int4: block.2 (its 40 columns are no multiple of 32)"])
+    assert isinstance(model.block[0], QuantisedLinear) and type(model.other) is nn.Embedding
+    assert isinstance(model.block[2], nn.Linear) == (kind == "int4")
+    assert model.head.quantised is model.table.quantised
+    assert f"kind={kind}" in repr(model) and "bits a weight" in repr(model)
+    after = model(indices)
+    assert 0 < (after - before).norm() / before.norm() < (0.02 if kind == "int8" else 0.2)
+
+    other = quantise(Tied(), kind)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    other.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    assert torch.equal(other(indices), after)
+    model.to(DEVICE)
+    assert model.head.quantised is model.table.quantised and model.table.quantised.values.device.type == DEVICE
+    with torch.no_grad():
+        close(model(indices.to(DEVICE)), after.double(), torch.float32)
+        half = model.half()  # scales stay as they are
+        assert half.table.quantised.scale.dtype == (torch.float32 if kind == "int8" else torch.float16)
+        close(half(indices.to(DEVICE)), after.double(), torch.float16)
+    plain = other.block[0].dequantise()
+    x = torch.randn(3, 64)
+    assert torch.allclose(plain(x), other.block[0](x), atol=1e-6) and type(plain) is nn.Linear
+    assert torch.equal(other.table.dequantise()(indices), other.table(indices))
+
+
+# ---------------------------------------------------------------------------------------------------- GGUF
+
+
+TYPES = {"Q4_0": 0.1, "Q4_1": 0.1, "Q8_0": 0.01}  # error of rounding normal numbers
+
+
+def stored(kind: str, values: Tensor, name: str = "x") -> gguf.StoredTensor:
+    data = quantize(values.numpy(), GGMLQuantizationType[kind])
+    return gguf.StoredTensor(name, kind, tuple(values.shape), data.view(np.uint8).reshape(values.shape[0], -1))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+def test_stored_weights_are_taken_exactly(kind: str) -> None:
+    values = torch.randn(12, 96)
+    t = stored(kind, values)
+    q = t.quantised()
+    assert torch.equal(q.dequantise(), t.numbers()) and (q.dequantise() - values).norm() / values.norm() < TYPES[kind]
+    order = torch.randperm(12)
+    assert torch.equal(q.reordered(order).dequantise(), t.numbers()[order])
+
+
+def write_model(path: Path, head: str, layer: str, tied: bool = True, arch: str = "llama") -> None:
+    """A file of a tiny model whose embedding and output are stored as ``head``, its other layers as ``layer``."""
+    writer, wide = GGUFWriter(path, arch), 128 if arch == "qwen3" else 16  # of a head
+    for add, value in (
+        (writer.add_block_count, 1),
+        (writer.add_context_length, 64),
+        (writer.add_embedding_length, 64),
+        (writer.add_feed_forward_length, 96),
+        (writer.add_head_count, 4),
+        (writer.add_head_count_kv, 2),
+        (writer.add_key_length, wide),
+        (writer.add_value_length, wide),
+        (writer.add_vocab_size, 40),
+    ):
+        add(value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_array("tokenizer.ggml.tokens", [f"t{i}" for i in range(40)])
+    writer.add_array("tokenizer.ggml.scores", [0.5] * 40)
+    shapes = {"token_embd": (40, 64)} | ({} if tied else {"output": (40, 64)})
+    shapes |= {"blk.0.attn_q": (4 * wide, 64), "blk.0.attn_k": (2 * wide, 64), "blk.0.attn_v": (2 * wide, 64)}
+    shapes |= {
+        "blk.0.attn_output": (64, 4 * wide),
+        "blk.0.ffn_gate": (96, 64),
+        "blk.0.ffn_up": (96, 64),
+        "blk.0.ffn_down": (64, 96),
+    }
+    for name, shape in shapes.items():
+        kind = GGMLQuantizationType[head if name in ("token_embd", "output") else layer]
+        values = (torch.randn(shape) / 8).numpy()
+        writer.add_tensor(f"{name}.weight", quantize(values, kind), raw_dtype=kind)
+    vectors = {f"{name}.weight": 64 for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")}
+    if arch == "qwen2":
+        vectors |= {"blk.0.attn_q.bias": 64, "blk.0.attn_k.bias": 32, "blk.0.attn_v.bias": 32}
+    if arch == "qwen3":
+        vectors |= {"blk.0.attn_q_norm.weight": wide, "blk.0.attn_k_norm.weight": wide}
+    for name, size in vectors.items():
+        writer.add_tensor(name, (torch.rand(size) + 0.5).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def filled(path: Path, request: gguf.Request, read: Any = None) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    gguf.fill(model, *(read or gguf.read(path)), torch.float32, request)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("head", "layer", "tied", "request_", "kinds", "bound"),
+    [
+        ("Q8_0", "Q4_1", True, "int4", ("int8", "int4"), 1e-5),
+        ("Q4_0", "Q4_0", False, "gguf", ("int4", "int4"), 1e-5),
+        ("Q5_1", "Q4_0", True, "int4", ("int8", "int4"), 0.05),
+        ("Q8_0", "Q8_0", True, "int4", ("int4", "int4"), 0.3),
+        ("Q8_0", "Q4_1", False, "int8", ("int8", "int8"), 0.05),
+        ("F16", "Q5_1", True, "gguf", (None, None), 1e-5),
+        ("F32", "BF16", False, "int8", ("int8", "int8"), 0.05),
+    ],
+)
+def test_gguf_kinds(
+    tmp_path: Path, head: str, layer: str, tied: bool, request_: Any, kinds: tuple[Any, Any], bound: float
+) -> None:
+    """Which kinds come of a file, and that the model computes what transformers makes of it."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "tiny.gguf", head, layer, tied)
+    model = filled(tmp_path / "tiny.gguf", request_)
+    kind_of = lambda m: m.quantised.kind if hasattr(m, "quantised") else None  # noqa: E731
+    assert (kind_of(model.lm_head), kind_of(model.model.layers[0].self_attn.q_proj)) == kinds
+    assert kind_of(model.model.layers[0].mlp.down_proj) == kinds[1]
+    if tied and kinds[0]:
+        assert model.lm_head.quantised is model.model.embed_tokens.quantised
+    want = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        a, b = model(ids).logits, want(ids).logits
+        assert (a - b).norm() / b.norm() < bound
+        if bound < 1e-4:
+            close(model.to(DEVICE)(ids.to(DEVICE)).logits, b.double(), torch.float32)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3"])
+def test_gguf_of_other_architectures(tmp_path: Path, arch: str) -> None:
+    """Rows as they are, biases and norms of heads beside quantised weights; one reading of the file serves all."""
+    from transformers import AutoModelForCausalLM
+
+    write_model(tmp_path / "tiny.gguf", "Q8_0", "Q4_0", arch=arch)
+    with gguf.one_reading():
+        model = filled(tmp_path / "tiny.gguf", "gguf")
+        want = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    assert (arch == "qwen2") == (model.model.layers[0].self_attn.q_proj.bias is not None)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        close(model(ids).logits, want(ids).logits.double(), torch.float32)
+
+
+def test_gguf_that_does_not_fit(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf", "Q8_0", "Q4_1")
+    metadata, tensors = gguf.read(tmp_path / "tiny.gguf")
+    norm = tensors["output_norm.weight"]
+    for changed, message in (
+        ({k: t for k, t in tensors.items() if k != "blk.0.ffn_up.weight"}, "no tensor for model.layers.0.mlp.up_proj"),
+        (tensors | {"blk.0.ffn_gate_inp.weight": norm}, "no place for blk.0.ffn_gate_inp"),
+        (tensors | {"blk.0.attn_v.weight": tensors["blk.0.ffn_up.weight"]}, r"shape \[96, 64\], the model needs \[32, 64\]"),
+    ):
+        with pytest.raises(gguf.GGUFError, match=message):
+            filled(tmp_path / "tiny.gguf", "gguf", read=(metadata, changed))
+
+
+def test_real_file(caplog: pytest.LogCaptureFixture) -> None:
+    """SmolLM2-135M, stored as Q4_1 with a table of Q8_0: the very numbers of the file in a seventh of the memory."""
+    with caplog.at_level(logging.INFO, "torch_webgpu"):
+        model, tokenizer = load(device="cpu", quantize="int4")
+    assert not caplog.records
+    found = {id(m): m for m in model.modules() if isinstance(m, QuantisedWeight)}.values()
+    floats = sum(4 * m.shape[0] * m.shape[1] for m in found)
+    assert len(found) == 211 and floats > 0.99 * 4 * 134_515_008 and sum(m.nbytes for m in found) < 0.2 * floats
+    _, tensors = gguf.read(default_model())
+    attention = model.model.layers[29].self_attn
+    q = tensors["blk.29.attn_q.weight"].numbers().view(9, 32, 2, 576).transpose(1, 2).reshape(576, 576)
+    assert torch.equal(attention.q_proj.quantised.dequantise(), q)
+    assert torch.equal(attention.o_proj.quantised.dequantise(), tensors["blk.29.attn_output.weight"].numbers())
+    assert torch.equal(model.lm_head.quantised.dequantise(), tensors["token_embd.weight"].numbers())
+    ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
+    with torch.no_grad():
+        assert tokenizer.decode(model(ids).logits[0, -1].argmax()).strip() == "Paris"
+
+
+def test_load_refuses(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="'int8', 'int4', 'gguf' or None, not 'int2'"):
+        load(quantize="int2")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="no GGUF file"):
+        load(str(tmp_path), quantize="gguf")
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "bad.gguf"
+    write_model(tmp_path / "good.gguf", "Q8_0", "Q4_1")
+    good = (tmp_path / "good.gguf").read_bytes()
+    for data, message in (
+        (b"", "no GGUF file"),
+        (b"PK\x03\x04" + good[4:], "no GGUF file"),
+        (good[:4] + struct.pack(">I", 3) + good[8:], "big-endian"),
+        (good[:300], "cut short"),
+        (good[:-4000], "cut short or damaged"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(gguf.GGUFError, match=message):
+            gguf.read(path)
+    metadata, tensors = gguf.read(tmp_path / "good.gguf")
+    assert metadata["general.architecture"] == "llama" and tensors["blk.0.attn_k.weight"].shape == (32, 64)
+    assert gguf.supported(metadata) and not gguf.supported({"general.architecture": "mamba"})
