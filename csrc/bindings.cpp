@@ -219,6 +219,8 @@ PyMethodDef methods[] = {
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
     {"make_plans", py_make_plans, METH_VARARGS, "make_plans(name, miss) -> capsule of a graph's plans, by signature"},
     {"run_plans", py_run_plans, METH_VARARGS, "run_plans(capsule, args, times) -> outputs of the last replay, or None"},
+    {"begin_read", py_begin_read, METH_O, "begin_read(contiguous tensor) -> capsule; submits a copy and does not wait"},
+    {"finish_read", py_finish_read, METH_O, "finish_read(capsule) -> bytes; waits for that copy alone; once for each"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},
     {"drain", py_drain, METH_NOARGS, "submits everything recorded"},
     {"flush", py_flush, METH_NOARGS, ""},

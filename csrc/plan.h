@@ -17,7 +17,9 @@ Plans* plans_of(PyObject* capsule);
 // Replays the plan `times` times; the outputs are those of the last. False where the signature has no plan. Without the GIL.
 bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs);
 
-// python.cpp: `run_plans(capsule, args, times)`.
-PyObject* py_run_plans(PyObject*, PyObject* args);
+// python.cpp
+PyObject* py_run_plans(PyObject*, PyObject* args);   // run_plans(capsule, args, times)
+PyObject* py_begin_read(PyObject*, PyObject* args);  // begin_read(tensor)
+PyObject* py_finish_read(PyObject*, PyObject* args);  // finish_read(capsule)
 
 }  // namespace webgpu

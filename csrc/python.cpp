@@ -6,6 +6,7 @@
 #include "device.h"
 #include "generator.h"
 #include "plan.h"
+#include "queue.h"
 
 namespace webgpu {
 
@@ -66,6 +67,49 @@ PyObject* py_run_plans(PyObject*, PyObject* args) {
   PyObject* result = PyList_New(outputs.size());
   for (size_t i = 0; i < outputs.size(); i++) PyList_SET_ITEM(result, i, THPVariable_Wrap(outputs[i]));
   return result;
+  END_HANDLE_TH_ERRORS
+}
+
+namespace {
+constexpr const char* read_name = "torch_webgpu.PendingRead";
+
+struct OwnedRead {
+  PendingRead* pending;
+  uint64_t bytes;
+};
+
+void free_read(PyObject* capsule) {  // a read that nobody wanted: its staging buffer goes with the process
+  delete static_cast<OwnedRead*>(PyCapsule_GetPointer(capsule, read_name));
+}
+}  // namespace
+
+PyObject* py_begin_read(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK(THPVariable_Check(tensor), "begin_read: expected a tensor");
+  const at::Tensor& t = THPVariable_Unpack(tensor);
+  TORCH_CHECK(t.device().is_privateuseone() && t.is_contiguous() && t.nbytes() > 0 && t.nbytes() <= (1u << 20),
+              "begin_read: expected a contiguous webgpu tensor of 1 byte to 1 MiB, got ", t.sizes());
+  auto* block = static_cast<Block*>(t.storage().mutable_data());
+  OwnedRead* read = new OwnedRead{nullptr, t.nbytes()};
+  {
+    pybind11::gil_scoped_release unlocked;
+    read->pending = begin_read(*block, t.storage_offset() * t.itemsize(), read->bytes);
+  }
+  return PyCapsule_New(read, read_name, free_read);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* py_finish_read(PyObject*, PyObject* capsule) {
+  HANDLE_TH_ERRORS
+  auto* read = static_cast<OwnedRead*>(PyCapsule_GetPointer(capsule, read_name));
+  if (!read) return nullptr;
+  TORCH_CHECK(read->pending, "finish_read: this read was finished before");
+  std::string data(read->bytes, 0);
+  {
+    pybind11::gil_scoped_release unlocked;
+    finish_read(std::exchange(read->pending, nullptr), data.data());
+  }
+  return PyBytes_FromStringAndSize(data.data(), data.size());
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,10 +1,12 @@
 #include "queue.h"
 
 #include <c10/util/Exception.h>
+#include <unistd.h>
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -89,8 +91,9 @@ void flush_into(const Staging& staging) {
   }
 }
 
-// Maps a staging buffer, waiting for the GPU, and copies it out.
-void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use) {
+// Maps a staging buffer, waiting for the GPU, and copies it out. `all` waits for everything submitted, which is quickest
+// where nothing newer is.
+void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use, bool all = true) {
   auto* answer = new MapStatus(0);
   constexpr uint32_t wait_any_only = 1, allow_spontaneous = 3;
   MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped, answer, nullptr};
@@ -99,7 +102,10 @@ void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<vo
     FutureWaitInfo wait{future, 0};
     api.wait_any(device.instance, 1, &wait, UINT64_MAX);
   } else {
-    while (!*answer && !device_lost()) api.device_poll(device.device, 1, nullptr);
+    while (!*answer && !device_lost()) {
+      api.device_poll(device.device, all, nullptr);
+      if (!all && !*answer) usleep(20);
+    }
   }
   uint32_t status = *answer;
   if (status) delete answer;  // else a lost device may still write to it
@@ -235,6 +241,41 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
     done += take;
   }
   if (has_errors()) raise_errors("reading a tensor back");
+}
+
+struct PendingRead {
+  Staging staging;
+  uint64_t skip, bytes, span;
+  bool check;
+};
+
+PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes) {
+  Lock lock(device_mutex());
+  readbacks++;
+  uint64_t first = offset & ~uint64_t(3), span = ((offset + bytes + 3) & ~uint64_t(3)) - first;
+  auto* pending = new PendingRead{take_staging(span + 16), offset - first, bytes, span, errors_expected};
+  record_copy(src.buffer, first, pending->staging.buffer, 0, span);
+  if (pending->check) record_copy(error_block().buffer, 0, pending->staging.buffer, span, 16);
+  errors_expected = false;
+  flush();
+  return pending;
+}
+
+void finish_read(PendingRead* owned, void* data) {
+  std::unique_ptr<PendingRead> pending(owned);
+  Lock lock(device_mutex());
+  drain();
+  if (has_errors()) {
+    give_staging(pending->staging);
+    raise_errors(asynchronous);
+  }
+  uint32_t words[error_words] = {};
+  auto use = [&](const char* mapped) {
+    memcpy(data, mapped + pending->skip, pending->bytes);
+    if (pending->check) memcpy(words, mapped + pending->span, sizeof words);
+  };
+  map_and_copy(pending->staging, pending->span + (pending->check ? 16 : 0), use, false);
+  if (words[0]) raise_device_error(words);
 }
 
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {

@@ -38,6 +38,11 @@ QueueStats queue_stats();
 void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes);
 // Any byte range.
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes);
+// The same in two steps: the copy is recorded and submitted now, and waited for later, while newer work goes on.
+struct PendingRead;
+PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes);
+// Once for each; frees it.
+void finish_read(PendingRead*, void* data);
 // Offsets must be multiples of four; the size is rounded up to four.
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes);
 

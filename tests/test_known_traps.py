@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import torch_webgpu  # noqa: F401 - registers the device
+from torch_webgpu import registry
 
 DEVICE = "webgpu"
 NAN, INF = float("nan"), float("inf")
@@ -455,3 +456,20 @@ def test_interleaving(dtype: torch.dtype) -> None:
     same(torch.cat([x[..., ::2], x[..., 1::2]], -1)[0, 0, 0], [0, 2, 4, 6, 1, 3, 5, 7])
     left, right = x.chunk(2, -1)
     same(torch.cat((-right, left), -1)[0, 1, 0], [-12, -13, -14, -15, 8, 9, 10, 11])
+
+
+def test_a_lowering_never_hides_a_composite_ops_gradient() -> None:
+    """A kernel put on an op that PyTorch differentiates through its parts would cut the graph of gradients."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    hidden = [
+        name
+        for name in registry.lowered()
+        if "::" not in name
+        and has(f"aten::{name}", "CompositeImplicitAutograd")
+        and not has(f"aten::{name}", "Autograd")
+        and not name.startswith(("__", "isfinite"))  # integers and truth values have no gradients
+    ]
+    assert not hidden
+    x = torch.tensor([1.5, -2.0], device="webgpu", requires_grad=True)
+    (torch.square(x) + torch.true_divide(x, 4.0)).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.25, -3.75]

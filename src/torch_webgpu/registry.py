@@ -20,6 +20,7 @@ from . import _C, wgsl
 from .config import config
 from .errors import FallbackError, UnsupportedDTypeError
 from .kernels.pointwise import check_castable, copy_into
+from .pieces import Cuts, exceeds, in_pieces
 from .recipe import Graph, Scalar, Tensor, contiguous_strides
 
 Lowering = Callable[..., Any]
@@ -43,6 +44,7 @@ class Entry:
 
 
 _entries: dict[str, Entry] = {}
+_cuts: dict[str, Cuts] = {}
 _cpu_by_choice: dict[str, str] = {}
 _decomposed: list[torch.library.Library] = []
 _aliases: dict[str, torch.library.Library] = {}
@@ -87,6 +89,19 @@ def lower(
                     _add(f"{base}.{candidate}", Entry(lowering, "out", results, mixed))
                     break
         return lowering
+
+    return register
+
+
+def cuttable(*names: str) -> Callable[[Cuts], Cuts]:
+    """Registers along which dimensions ops (all overloads and forms) may be cut: (arguments, results) → ``pieces.Cut``s."""
+
+    def register(cuts: Cuts) -> Cuts:
+        for name in names:
+            if name in _cuts:
+                raise ValueError(f"{name} is cut in two ways")
+            _cuts[name] = cuts
+        return cuts
 
     return register
 
@@ -167,12 +182,27 @@ def apply(graph: Graph, entry: Entry, args: list[Any]) -> Any:
     if result is NotImplemented or isinstance(result, str):
         return result
     results = list(result) if isinstance(result, (tuple, list)) else [result]
+    if not graph.deferred and exceeds(graph):
+        results = _cut(graph, entry, args, results)
     return [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
 
 
 def entry_of(key: str) -> Entry | None:
     """The lowering of an overload (``"add.Tensor"``, ``"mm"``), if there is one."""
     return _entries.get(key)
+
+
+def _cut(graph: Graph, entry: Entry, args: list[Any], results: list[Tensor]) -> list[Tensor]:
+    """The op slice by slice, along the longest dimension it can be cut along; the results as they are without one."""
+    cuts = _cuts.get(graph.op.removeprefix("webgpu::").partition(".")[0].rstrip("_"))
+    found = [cut for cut in cuts(args, len(results)) if cut.length(args) > 1] if cuts is not None else []
+    if not found:
+        return results  # the native core raises LimitError where the buffer is larger than a binding
+    found.sort(key=lambda cut: -cut.length(args))
+    graph.created.clear()
+    graph.steps.clear()
+    graph.target = None
+    return in_pieces(graph, entry.lowering, args, results, found)
 
 
 def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:

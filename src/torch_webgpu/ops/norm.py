@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..errors import LimitError
 from ..kernels.pointwise import contiguous, emit
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
-from ..runtime import device
 from ..wgsl import F32, DType
 from .reduction import normal_dims
 
@@ -32,18 +30,6 @@ def _fold(value: str, merge: str, into: str, first: str, count: str) -> str:
     )
 
 
-def row_chunks(count: int, rows: int, *tensors: Tensor) -> Iterator[tuple[list[Tensor], int]]:
-    """Contiguous tensors of ``rows`` rows in pieces that a storage binding covers: (pieces, rows in them)."""
-    limit = device().limits["maxStorageBufferBindingSize"]
-    widest = max(t.numel // rows * t.dtype.itemsize for t in tensors)
-    step = min(rows, max(1, (limit - 256) // max(widest, 1)))
-    if widest > limit - 256:
-        raise LimitError(f"a row of {count} elements exceeds the largest storage binding of {limit} bytes; split it")
-    for start in range(0, rows, step):
-        length = min(step, rows - start)
-        yield [t.reshape((rows, t.numel // rows)).narrow(0, start, length) for t in tensors], length
-
-
 def _softmax(graph: Graph, x: Tensor, dim: int, dtype: DType, log: bool) -> Tensor:
     out = graph.new(x.sizes, dtype)
     if x.numel == 0:
@@ -55,9 +41,7 @@ def _softmax(graph: Graph, x: Tensor, dim: int, dtype: DType, log: bool) -> Tens
     x = contiguous(graph, x)
     inner = product(x.sizes[axis + 1 :])
     count = x.sizes[axis]
-    groups = x.numel // count // inner  # whole blocks of count x inner elements
-    for (part, result), blocks in row_chunks(count, groups, x, out):
-        _softmax_launch(graph, part, result, blocks * inner, count, inner, log)
+    _softmax_launch(graph, x, out, x.numel // count, count, inner, log)
     return out
 
 

@@ -107,7 +107,6 @@ unary(
     l="select(vec2<u32>(select(0u, 1u, any({0} != vec2<u32>(0u))), 0u), vec2<u32>(0xffffffffu), neg_({0}))",
     b="{0}",
 )
-unary("square", f="({0} * {0})", i="({0} * {0})", l="mul64({0}, {0})")
 unary("relu", f="select(max({0}, 0.0), {0}, isnan_({0}))", i="max({0}, 0)", l="max64({0}, vec2<u32>(0u))", b=REFUSED)
 for _name, _expr in {
     "exp": "exp_({0})",
@@ -298,7 +297,7 @@ def check_zero_divisor(graph: Graph, y: Operand, d: DType) -> None:
     graph.launch("check_zero", [("y", y, "r"), ("e", error, "a")], words, source, grid(n, WORKGROUP), rank)
 
 
-@lower("div.Tensor", "div.Scalar", "true_divide.Tensor")
+@lower("div.Tensor", "div.Scalar")
 def _div(graph: Graph, x: Operand, y: Operand) -> Tensor:
     d = float_dtype(result_dtype(x, y))
     return compute(graph, "({0} / {1})", [x, y], ["f", "f"], "f", d, "div")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import wgsl
-from ..errors import LimitError
 from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, collapse, copy_into, emit, index_code, index_words
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid, product
 from ..registry import lower
@@ -34,6 +33,8 @@ class Reducer:
         put: accumulator ``a`` with value ``v`` at position ``r`` (u32) added.
         merge: accumulators ``a`` and ``b`` joined; ``b`` covers later or interleaved positions.
         finish: one (expression of ``a``, class) a result; ``{scale}`` and ``{p}`` are uniform words.
+        fields: the accumulator's numbers as (expression of ``a``, class, ``u`` for positions), where it is a struct.
+        joined: each field after ``merge``, as an expression of the fields of ``a`` and ``b``.
     """
 
     name: str
@@ -45,6 +46,8 @@ class Reducer:
     finish: tuple[tuple[str, str], ...]
     struct: str = ""
     helpers: str = field(default="", repr=False)
+    fields: tuple[tuple[str, str], ...] = ()
+    joined: tuple[str, ...] = ()
 
 
 def _simple(name: str, cls: str, first: str, merge: str, finish: str = "a") -> Reducer:
@@ -105,6 +108,8 @@ def _arg_extremum(cls: str, largest: bool) -> Reducer:
         (("a.v", cls), ("vec2<u32>(a.i, 0u)", "l")),
         f"struct A {{ v: {wgsl.TYPE[cls]}, i: u32 }}",
         helper,
+        (("a.v", cls), ("a.i", "u")),
+        tuple(f"select(a.{m}, b.{m}, {better} || ({same} && b.i < a.i))" for m in "vi"),
     )
 
 
@@ -130,10 +135,19 @@ def _moments(deviation: bool) -> Reducer:
         "join_(a, b)",
         ((value, "f"), ("select(a.mean, nan_(), a.n == 0.0)", "f")),
         *_MOMENTS,
+        (("a.mean", "f"), ("a.m2", "f"), ("a.n", "f")),
+        (
+            "(a.mean + (b.mean - a.mean) * (b.n / (a.n + b.n)))",
+            "(a.m2 + b.m2 + (b.mean - a.mean) * (b.mean - a.mean) * (a.n * b.n / (a.n + b.n)))",
+            "(a.n + b.n)",
+        ),
     )
 
 
 # ---------------------------------------------------------------------------------------------------- kernels
+
+
+_STATE_DTYPE = {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}
 
 
 def normal_dims(ndim: int, dims: Sequence[int] | int | None) -> tuple[int, ...]:
@@ -181,8 +195,11 @@ def _reduce_into(
 ) -> None:
     """Reduces into tensors of the kept shape; what exceeds the largest binding is cut in halves."""
     limit = device().limits["maxStorageBufferBindingSize"]
-    if x.extent * x.dtype.itemsize + 256 > limit:
-        cut = max(range(x.ndim), key=lambda d: (x.sizes[d] - 1) * x.strides[d])
+    if max([t.extent * t.dtype.itemsize for t in (x, *outs)]) + 256 > limit:
+        if all(t.extent * t.dtype.itemsize + 256 <= limit for t in outs):
+            cut = max(range(x.ndim), key=lambda d: (x.sizes[d] - 1) * x.strides[d])
+        else:
+            cut = max(set(range(x.ndim)) - set(dims), key=lambda d: x.sizes[d])
         half = x.sizes[cut] // 2
         parts = [(0, half), (half, x.sizes[cut] - half)]
         if cut not in dims:
@@ -194,7 +211,7 @@ def _reduce_into(
                     if made is not wanted:
                         copy_into(graph, made, wanted)
             return
-        return _reduce_halves(graph, reducer, [x.narrow(cut, *part) for part in parts], dims, outs, scale, p)
+        return _reduce_halves(graph, reducer, x, cut, parts, dims, outs, scale, p)
     outer = [i for i in range(x.ndim) if i not in dims]
     count, rows = product([x.sizes[i] for i in dims]), product([x.sizes[i] for i in outer])
     if rows == 0:
@@ -212,33 +229,55 @@ def _reduce_into(
 def _reduce_halves(
     graph: Graph,
     reducer: Reducer,
-    halves: Sequence[Tensor],
+    x: Tensor,
+    cut: int,
+    pieces: Sequence[tuple[int, int]],
     dims: tuple[int, ...],
     outs: Sequence[Tensor],
     scale: float,
     p: Any,
 ) -> None:
-    """Reduces two parts of the reduced dimensions one after the other and merges them elementwise."""
-    if reducer.struct:
-        raise LimitError(
-            f"{graph.op}: the reduced dimension spans more than a storage binding may cover ({halves[0]} is half of it); "
-            "reduce in two steps over smaller slices"
-        )
-    dtype = {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls]
-    plain = replace(reducer, finish=(("a", reducer.cls),))
-    partial = [graph.new(outs[0].sizes, dtype) for _ in halves]
-    for half, result in zip(halves, partial, strict=True):
-        _reduce_into(graph, plain, half, dims, [result], 1.0, p)
-    merged = re.sub(r"\bb\b", "{1}", re.sub(r"\ba\b", "{0}", reducer.merge))
-    finish, cls = reducer.finish[0]
-    expr = re.sub(r"\ba\b", merged, finish.replace("{scale}", "{2}").replace("{p}", "{3}"))
-    emit(graph, expr, [*partial, scale, p], [reducer.cls, reducer.cls, "f", "f"], cls, outs[0], "merge_halves")
+    """Reduces two parts of the reduced dimension ``cut`` one after the other and merges them elementwise."""
+    fields = reducer.fields or (("a", reducer.cls),)
+    stored = tuple((f"vec2<u32>({name}, 0u)", "l") if cls == "u" else (name, cls) for name, cls in fields)
+    values: dict[str, str] = {}  # operands of the merging expression, by field of a and b
+    states: list[Tensor] = []
+    for side, (start, length) in zip("ab", pieces, strict=True):
+        state = [graph.new(outs[0].sizes, _STATE_DTYPE[cls]) for _, cls in stored]
+        _reduce_into(graph, replace(reducer, finish=stored), x.narrow(cut, start, length), dims, state, 1.0, p)
+        for (name, cls), t in zip(fields, state, strict=True):
+            if cls == "u":
+                _shift_positions(graph, t, x, cut, dims, start, length)
+            values[side + name[1:]] = f"{{{len(states)}}}" + (".x" if cls == "u" else "")
+            states.append(t)
+    merged = dict(zip([name for name, _ in fields], reducer.joined or (reducer.merge,), strict=True))
+    classes = [cls for _, cls in stored] * 2
+    values |= {"SCALE_": f"{{{len(classes)}}}", "P_": f"{{{len(classes) + 1}}}"}
+    for out, (finish, cls) in zip(outs, reducer.finish, strict=False):
+        joined = _substituted(finish.format(scale="SCALE_", p="P_"), merged)
+        emit(graph, _substituted(joined, values), [*states, scale, p], [*classes, "f", "f"], cls, out, "merge_halves")
+
+
+def _substituted(text: str, names: Mapping[str, str]) -> str:
+    """The expression with names (``a``, or fields like ``a.v``) replaced, all at once."""
+    pattern = "|".join(rf"\b{re.escape(name)}\b" for name in names)
+    return re.sub(pattern, lambda match: names[match[0]], text)
+
+
+def _shift_positions(
+    graph: Graph, index: Tensor, x: Tensor, cut: int, dims: tuple[int, ...], start: int, length: int
+) -> None:
+    """Turns positions within a slice of ``x`` along ``cut`` into positions within all of it."""
+    inner = product([x.sizes[d] for d in dims if d > cut])
+    numbers = [length * inner, x.sizes[cut] * inner, start * inner]
+    form = "vec2<u32>({0}.x / {1}.x * {2}.x + {0}.x % {1}.x + {3}.x, 0u)"
+    emit(graph, form, [index, *numbers], ["l"] * 4, "l", index, "shift_positions")
 
 
 def _segments(graph: Graph, reducer: Reducer, x: Tensor, outer: Any, inner: Any, rows: int, count: int) -> Any:
     """First stage of two: partial results of ``SEGMENTS`` interleaved segments a row (positions too, for arg-extrema)."""
     positions = bool(reducer.struct)
-    partial = [graph.new((rows, SEGMENTS), {"f": F32, "l": I64, "b": BOOL, "i": wgsl.I32}[reducer.cls])]
+    partial = [graph.new((rows, SEGMENTS), _STATE_DTYPE[reducer.cls])]
     finish: tuple[tuple[str, str], ...] = (("a", reducer.cls),)
     if positions:
         partial.append(graph.new((rows, SEGMENTS), I64))
@@ -438,9 +477,7 @@ def _arg(graph: Graph, x: Tensor, dim: int | None, keepdim: bool, largest: bool)
     axes = normal_dims(x.ndim, dim)
     _check_not_empty(graph, x, axes)
     full = _arg_extremum(x.dtype.cls, largest)
-    only_index = Reducer(
-        full.name, full.cls, full.state, full.first, full.put, full.merge, full.finish[1:], full.struct, full.helpers
-    )
+    only_index = replace(full, finish=full.finish[1:])
     return reduce(graph, only_index, x, axes, keepdim, [I64])[0]
 
 
