@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
 from .. import _C
-from ..errors import LimitError
+from ..errors import LimitError, ShaderError
 from .ir import Module
 from .lower import UnsupportedNodeError, lower
 from .plan import Plan, assemble
@@ -20,6 +21,23 @@ log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.co
 _numbers = itertools.count()
 
 Passes = Callable[[Module], Module]
+
+_recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple[CompiledGraph, list[Any]]]]:
+    """Notes the calls of compiled graphs made inside: each graph with its inputs, to be replayed without Dynamo."""
+    calls: list[tuple[CompiledGraph, list[Any]]] = []
+    _recorders.append(calls)
+    try:
+        yield calls
+    finally:
+        _recorders.remove(calls)
+
+
+class PlanError(Exception):
+    """A plan that could not be made; the graph runs op by op instead."""
 
 
 class CompiledGraph:
@@ -46,6 +64,8 @@ class CompiledGraph:
         self._numbers = _number_outputs(module)
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        for calls in _recorders:
+            calls.append((self, list(args)))
         return self.run(args)
 
     def run(self, args: list[Any], times: int = 1) -> list[Any]:
@@ -60,7 +80,7 @@ class CompiledGraph:
         except UnsupportedNodeError as e:
             self._degrade(e)
             return self.run(args, times)
-        except LimitError as e:
+        except (LimitError, PlanError) as e:
             log.warning("%s runs op by op: %s", self.name, e)
             self._fallback = _op_by_op(self.source)
             return self.run(args, times)
@@ -71,7 +91,12 @@ class CompiledGraph:
         return results
 
     def _plan(self, metas: tuple[Any, ...]) -> Any:
-        plan = assemble(self._fuse(lower(self.module, metas)))
+        try:
+            plan = assemble(self._fuse(lower(self.module, metas)))
+        except (UnsupportedNodeError, ShaderError):
+            raise
+        except Exception as e:
+            raise PlanError(f"{type(e).__name__}: {e}") from e
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
         return plan.recipe
