@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,8 @@ class Generator:
         self.model, self.length, self.sampling = model, length, sampling or Sampling()
         self.device, self.dtype = model.device, model.dtype
         self.cache = DecodeCache(model.config, length, 1, self.dtype, self.device)
+        names = inspect.signature(type(model).forward).parameters  # transformers renamed it in version 5
+        self._with_cache = {"cache" if "cache" in names else "past_key_values": self.cache}
         self._token = torch.zeros((1, 1), dtype=torch.int64, device=self.device)
         self._tokens = torch.zeros((length,), dtype=torch.int64, device=self.device)
         self._count = torch.zeros((1,), dtype=torch.int64, device=self.device)
@@ -63,7 +66,7 @@ class Generator:
         return sample(logits[:, -1].float(), s.temperature, s.top_k, s.top_p)
 
     def _decode(self) -> None:
-        logits = self.model(input_ids=self._token, cache=self.cache, use_cache=True).logits
+        logits = self.model(input_ids=self._token, use_cache=True, **self._with_cache).logits
         self._keep(self._choose(logits))
 
     def _keep(self, token: torch.Tensor) -> None:
@@ -92,7 +95,7 @@ class Generator:
             raise ValueError(f"the prompt holds tokens outside of the vocabulary of {vocabulary}")
         self.cache.rewind()
         self._count.zero_()
-        hidden = self.model(input_ids=ids.to(self.device), cache=self.cache, use_cache=True, logits_to_keep=1)
+        hidden = self.model(input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **self._with_cache)
         self._keep(self._choose(hidden.logits))
 
     @torch.no_grad()

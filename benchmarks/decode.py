@@ -1,0 +1,207 @@
+"""Decoding of Qwen2.5-shaped models with random weights: the compiled plan, beside torch.compile on CUDA in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM, StaticCache
+
+import torch_webgpu
+from benchmarks.generate import QWEN2_5_0_5B
+from torch_webgpu.compiler.backend import compiled
+from torch_webgpu.llm.generate import Generator
+
+SIZES = {
+    "0.5B": QWEN2_5_0_5B,
+    "1.5B": {
+        **QWEN2_5_0_5B,
+        "hidden_size": 1536,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "intermediate_size": 8960,
+    },
+}
+PROMPT = 16
+
+
+def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
+    """Tokens a second of ``step(tokens)`` with one wait at the end of each run."""
+    found = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        step(tokens)
+        wait()
+        found.append(tokens / (time.perf_counter() - start))
+    return found
+
+
+def on_webgpu(model: Any, length: int, tokens: int, runs: int, quantize: str | None, detail: bool) -> dict[str, Any]:
+    """Compiled decoding: device-resident loop, and the same through the streaming generator."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    if quantize:
+        from torch_webgpu.llm.quant import quantise
+
+        model = quantise(model, quantize)  # type: ignore[arg-type]
+    model = model.to("webgpu")
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    start = time.perf_counter()
+    generator = Generator(model, length)
+    prompt = torch.arange(1, PROMPT + 1)
+    generator.prefill(prompt)
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    prefilled = time.perf_counter()
+    generator.advance(1)
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    ready = time.perf_counter()
+
+    def steps(count: int) -> None:
+        generator.prefill(prompt)
+        generator.advance(count)
+
+    steps(tokens)
+    generator.prefill(prompt)
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    loop = []
+    for _ in range(runs):
+        generator.prefill(prompt)
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+        loop += rates(generator.advance, torch.webgpu.synchronize, tokens, 1)  # type: ignore[attr-defined]
+    start_stream = time.perf_counter()
+    streamed = list(generator.stream(prompt, tokens))
+    stream = len(streamed) / (time.perf_counter() - start_stream)
+    plan = compiled[-1].plans[-1]
+    parts = breakdown(generator) if detail else []
+    return {
+        "tokens_per_second": loop,
+        "median": statistics.median(loop),
+        "streamed": stream,
+        "first_prefill_s": prefilled - start,
+        "compile_s": ready - prefilled,
+        "dispatches": len(plan.dispatches),
+        "kernels": dict(collections.Counter(f"{d.name} / {d.kernel}" for d in plan.dispatches)),
+        "bytes_read": sum(d.read for d in plan.dispatches),
+        "arenas": list(plan.arenas),
+        "weights": weights,
+        "memory": torch.webgpu.memory_stats(),  # type: ignore[attr-defined]
+        "tokens": streamed[:16],
+        "breakdown": parts,
+    }
+
+
+def breakdown(generator: Generator) -> list[dict[str, Any]]:
+    """Time of each kind of launch, all layers' launches of the kind in a row: what a token spends where.
+
+    Launches of one kind read each layer's own weights, so that the GPU's cache does not serve them.
+    """
+    assert generator._step is not None
+    graph, inputs = generator._step
+    plan = graph.plans[-1]
+    outputs, temps, steps, may_fail, _, returned = plan.recipe
+    kinds: dict[str, list[int]] = collections.defaultdict(list)
+    for i, d in enumerate(plan.dispatches):
+        kinds[f"{d.name} / {d.kernel} {d.groups}"].append(i)
+    found = []
+    for kind, places in kinds.items():
+        repeat = max(1, 240 // len(places))
+        recipe = (outputs, temps, [steps[i] for i in places] * repeat, may_fail, False, returned)
+        handle = torch_webgpu._C.make_plans(kind, lambda _, recipe=recipe: recipe)
+        times = []
+        for _ in range(4):
+            torch.webgpu.synchronize()  # type: ignore[attr-defined]
+            start = time.perf_counter()
+            torch_webgpu._C.run_plans(handle, list(inputs), 1)
+            torch.webgpu.synchronize()  # type: ignore[attr-defined]
+            times.append((time.perf_counter() - start) / repeat / len(places) * 1e6)
+        each = min(times[1:])
+        size = sum(plan.dispatches[i].read for i in places) / len(places)
+        row = {"kind": kind, "count": len(places), "us": each, "us_per_token": each * len(places), "gb_s": size / each / 1e3}
+        found.append(row)
+    found.sort(key=lambda r: -r["us_per_token"])
+    generator.cache.rewind()
+    generator._count.zero_()
+    return found
+
+
+def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[str, Any]:
+    """torch.compile with a static cache and the argmax on the device."""
+    torch._dynamo.reset()
+    model = model.to("cuda")
+    cache = StaticCache(config=model.config, max_cache_len=length)
+    prompt = torch.arange(1, PROMPT + 1, device="cuda")[None]
+    with torch.inference_mode():
+        logits = model(prompt, past_key_values=cache).logits
+
+    def forward(token: torch.Tensor) -> torch.Tensor:
+        return model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+
+    step = torch.compile(forward, mode=mode, fullgraph=True) if mode != "eager" else forward
+    state = {"token": logits[:, -1:].argmax(-1)}
+
+    def steps(count: int) -> None:
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(PROMPT)
+        with torch.inference_mode():
+            for _ in range(count):
+                state["token"] = step(state["token"]).clone()
+
+    start = time.perf_counter()
+    steps(3)
+    torch.cuda.synchronize()
+    compile_s = time.perf_counter() - start
+    steps(tokens)
+    found = rates(steps, torch.cuda.synchronize, tokens, runs)
+    return {"tokens_per_second": found, "median": statistics.median(found), "compile_s": compile_s}
+
+
+def main() -> None:
+    """Measures and prints; ``--out`` writes JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--sizes", default="0.5B")
+    parser.add_argument("--dtypes", default="float32,float16")
+    parser.add_argument("--devices", default="webgpu")
+    parser.add_argument("--quantize", default="")
+    parser.add_argument("--cuda-mode", default="reduce-overhead")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--breakdown", action="store_true")
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args()
+    rows = []
+    for size in args.sizes.split(","):
+        for dtype in args.dtypes.split(","):
+            torch.manual_seed(0)
+            shape = {**SIZES[size], **({"num_hidden_layers": args.layers} if args.layers else {})}
+            model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).eval()
+            for device in args.devices.split(","):
+                row: dict[str, Any] = {"size": size, "dtype": dtype, "device": device, "torch": torch.__version__}
+                if device == "webgpu":
+                    properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
+                    row |= {"adapter": properties.name, "implementation": properties.implementation}
+                    row |= on_webgpu(model, args.length, args.tokens, args.runs, args.quantize or None, args.breakdown)
+                    row["quantize"] = args.quantize
+                    row["fusion"] = torch_webgpu.config.config.fusion
+                else:
+                    row |= on_cuda(model, args.length, args.tokens, args.runs, args.cuda_mode)
+                rows.append(row)
+                shown = {k: v for k, v in row.items() if k not in ("tokens_per_second", "memory", "kernels", "breakdown")}
+                print(json.dumps(shown), flush=True)
+                for part in row.get("breakdown", []):
+                    print("  {us_per_token:8.1f} us {count:4d} x {us:7.2f} us {gb_s:7.0f} GB/s  {kind}".format(**part))
+    if args.out:
+        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
