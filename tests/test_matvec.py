@@ -26,7 +26,7 @@ DEVICE = "webgpu"
 KINDS = ("float32", "float16", "bfloat16", "int8", "int8 groups", "int4", "int4 minimum")
 #: One invocation a row; a part of a subgroup; beyond a subgroup of any size, so that K is split; staged and not.
 CHOICES = (
-    Choice(1, 1, 64),
+    Choice(3, 1, 64),
     Choice(2, 4, 32, 2, True),
     Choice(1, 256, 256),
     Choice(4, 16, 64, 2),
@@ -131,7 +131,7 @@ def test_without_subgroups(kind: str, choice: Choice, monkeypatch: pytest.Monkey
     close(got, normed(x, None, 1e-3) @ weights.exact.T)
 
 
-@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("m", (1, 2, 3, 5, 8))
 def test_rows_of_x(m: int) -> None:
     n, k = 24, 64
     x, a, b = noise(m, k), stream("float16", n, k), stream("float16", n, k, seed=5)
@@ -379,7 +379,7 @@ def test_search_finds_and_writes_a_choice(table: Path, monkeypatch: pytest.Monke
 
 def test_tune_command(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_COLD_CPU", 1 << 16)
-    done = CliRunner().invoke(app, ["tune", "--shapes", "64x32,64x32x2", "--kind", "float16", "--time-limit", "2"])
+    done = CliRunner().invoke(app, ["tune", "--shapes", "64x32,64x32x2", "--kind", "float16", "--time-limit", "1"])
     assert done.exit_code == 0, done.output
     assert "float16 64→32" in done.stdout and str(table) in done.stdout.replace("\n", "")
     assert {(e.k, e.n, e.streams) for e in tuning.read(table)} >= {(64, 32, 1)}
