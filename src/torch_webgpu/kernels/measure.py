@@ -117,6 +117,12 @@ class Bench:
         it. A shape that is far from ``best`` is tried once.
         """
         trial = Trial(self._recorder(choice))
+        try:
+            return self._timed(trial, best, tries)
+        finally:
+            trial.forget()
+
+    def _timed(self, trial: Trial, best: float, tries: int) -> float:
         operands = [self.x, self.residual, self.gain, *self.parts]
 
         def run(times: int) -> float:
@@ -128,13 +134,12 @@ class Bench:
 
         run(1)  # compiles
         short = max(1, self.launches // (2 * self.copies))
-        one = three = math.inf
+        one = three = took = math.inf
         for _ in range(tries):
             one, three = min(one, run(short)), min(three, run(3 * short))
             took = (three - one if three > one else three) / (2 * short * self.copies) * 1e6
             if took > _SLOW * best:
                 break
-        trial.forget()
         return took
 
     @property
