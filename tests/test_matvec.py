@@ -161,7 +161,8 @@ def test_unaligned_operands(kind: str) -> None:
         moved = Stream([here, *weights.parts[1:]], weights.exact, weights.build)
         wide = noise(2, k + 3).to(DEVICE)[:, offset % 4 : offset % 4 + k]
         gain = noise(k + 1, seed=7).to(DEVICE)[offset % 2 : offset % 2 + k]
-        got = run(wide, [moved], torch.empty(2, n, device=DEVICE), Choice(1, 4, 32), gain=gain, norm=True)
+        choice = Choice(1, 4, 32, 2, stage=offset == 1)
+        got = run(wide, [moved], torch.empty(2, n, device=DEVICE), choice, gain=gain, norm=True)
         close(got, normed(wide.cpu(), gain.cpu(), 1e-3) @ weights.exact.T)
 
 
