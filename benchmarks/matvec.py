@@ -18,7 +18,7 @@ import torch
 
 import torch_webgpu
 from torch_webgpu.kernels import tuning
-from torch_webgpu.kernels.measure import Bench, Product, entry, search
+from torch_webgpu.kernels.measure import ENOUGH, Bench, Product, entry, search
 from torch_webgpu.kernels.tuning import Choice, Entry
 
 #: (K, N, streams, epilogue, norm before) of a decoder layer and the head: QKV, attention's output, gate and up, down, head.
@@ -51,10 +51,10 @@ ORDER = (
 )
 
 
-def products(models: list[str], kinds: list[str]) -> list[Product]:
+def products(models: list[str], kinds: list[str], rows: int = 1) -> list[Product]:
     """The products of the sweep in order of importance."""
     return [
-        Product(kind, k, n, streams, 1, epilogue, norm)
+        Product(kind, k, n, streams, rows, epilogue, norm)
         for model, kind in ORDER
         if model in models and kind in kinds
         for k, n, streams, epilogue, norm in SHAPES[model]
@@ -77,7 +77,7 @@ def sweep(chosen: list[Product], seconds: float, activations: torch.dtype | None
         del bench
         torch.webgpu.empty_cache()  # type: ignore[attr-defined]
         best = min(timed, key=timed.__getitem__)
-        us, table = timed[best], tuning.choose(product.kind, product.n, product.k, product.streams)
+        us, table = timed[best], tuning.choose(product.kind, product.n, product.k, product.streams, product.m)
         from_table = f"table {timed[table]:.2f}" if table in timed else "table's not timed"
         print(
             f"{product!s:28} {us:8.2f} us {product.bytes / us / 1e3:7.0f} GB/s  {best!s:46} {from_table}, "
@@ -98,8 +98,9 @@ def sweep(chosen: list[Product], seconds: float, activations: torch.dtype | None
 
 
 def write_table(files: list[Path], pattern: str | None) -> None:
-    """Puts the best shapes of result files into the shipped table."""
-    entries = [Entry.from_json(found["entry"]) for file in files for found in json.loads(file.read_text())["products"]]
+    """Puts the best shapes of result files into the shipped table, but those of products that time cut short."""
+    results = [found for file in files for found in json.loads(file.read_text())["products"]]
+    entries = [Entry.from_json(found["entry"]) for found in results if len(found["timed"]) >= ENOUGH]
     if pattern is not None:
         entries = [Entry.from_json(e.to_json() | {"adapter": pattern}) for e in entries]
     tuning.write(tuning.SHIPPED, entries)
@@ -120,6 +121,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--kinds", nargs="+", choices=list(tuning.BLOCK), default=["float32", "float16", "int4", "int8"])
     parser.add_argument("--activations", choices=["float32", "float16", "bfloat16"], help="dtype of x and the result")
+    parser.add_argument("--rows", type=int, choices=range(1, 9), default=1, help="rows of x")
     parser.add_argument("--adapter", help="what entries call the adapter: a part of its name in lower case")
     parser.add_argument("--write-table", type=Path, nargs="+", metavar="FILE", help="results for the shipped table")
     parser.add_argument("--choice", help="measure this shape only: rows,lanes,workgroup,unroll,stage (1,32,128,2,0)")
@@ -128,7 +130,7 @@ def main() -> None:
         write_table(args.write_table, args.adapter)
         return
     activations = getattr(torch, args.activations) if args.activations else None
-    chosen = products(args.models, args.kinds)
+    chosen = products(args.models, args.kinds, args.rows)
     if args.choice:
         rows, lanes, workgroup, unroll, stage = map(int, args.choice.split(","))
         for product in chosen:

@@ -26,7 +26,7 @@ DEVICE = "webgpu"
 KINDS = ("float32", "float16", "bfloat16", "int8", "int8 groups", "int4", "int4 minimum")
 #: One invocation a row; a part of a subgroup; beyond a subgroup of any size, so that K is split; staged and not.
 CHOICES = (
-    Choice(1, 1, 64),
+    Choice(3, 1, 64),
     Choice(2, 4, 32, 2, True),
     Choice(1, 256, 256),
     Choice(4, 16, 64, 2),
@@ -131,7 +131,7 @@ def test_without_subgroups(kind: str, choice: Choice, monkeypatch: pytest.Monkey
     close(got, normed(x, None, 1e-3) @ weights.exact.T)
 
 
-@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("m", (1, 2, 3, 5, 8))
 def test_rows_of_x(m: int) -> None:
     n, k = 24, 64
     x, a, b = noise(m, k), stream("float16", n, k), stream("float16", n, k, seed=5)
@@ -161,7 +161,8 @@ def test_unaligned_operands(kind: str) -> None:
         moved = Stream([here, *weights.parts[1:]], weights.exact, weights.build)
         wide = noise(2, k + 3).to(DEVICE)[:, offset % 4 : offset % 4 + k]
         gain = noise(k + 1, seed=7).to(DEVICE)[offset % 2 : offset % 2 + k]
-        got = run(wide, [moved], torch.empty(2, n, device=DEVICE), Choice(1, 4, 32), gain=gain, norm=True)
+        choice = Choice(1, 4, 32, 2, stage=offset == 1)
+        got = run(wide, [moved], torch.empty(2, n, device=DEVICE), choice, gain=gain, norm=True)
         close(got, normed(wide.cpu(), gain.cpu(), 1e-3) @ weights.exact.T)
 
 
@@ -379,9 +380,10 @@ def test_search_finds_and_writes_a_choice(table: Path, monkeypatch: pytest.Monke
 
 def test_tune_command(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "_COLD_CPU", 1 << 16)
-    done = CliRunner().invoke(app, ["tune", "--shapes", "64x32,64x32x2", "--kind", "float16", "--time-limit", "2"])
+    monkeypatch.setattr(measure, "ENOUGH", 1)
+    done = CliRunner().invoke(app, ["tune", "--shapes", "64x32,64x32x2", "--kind", "float16", "--time-limit", "1"])
     assert done.exit_code == 0, done.output
-    assert "float16 64→32" in done.stdout and str(table) in done.stdout.replace("\n", "")
+    assert "float16 64→32" in done.stdout and str(table) in done.stdout
     assert {(e.k, e.n, e.streams) for e in tuning.read(table)} >= {(64, 32, 1)}
     for shape in ("64", "64x", "63x4", "64x4x2x2", "axb"):
         assert CliRunner().invoke(app, ["tune", "--shapes", shape]).exit_code == 2
@@ -394,5 +396,5 @@ def test_candidates_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         for k, n, streams in ((64, 32, 1), (896, 896, 1), (4864, 896, 1), (896, 151936, 1), (896, 4864, 2)):
             product = measure.Product(kind, k, n, streams)
             found = list(measure.candidates(product, packed=True))
-            assert (10 if k > 64 else 1) <= len(found) <= 16
+            assert (10 if k > 64 else 2) <= len(found) <= 16
             assert all(list(measure.neighbours(choice, product)) for choice in found)

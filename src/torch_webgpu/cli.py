@@ -343,13 +343,13 @@ def _tune(products: list[Any], seconds: float) -> None:
 
         _autoload()
         from .kernels import tuning
-        from .kernels.measure import Bench, entry, search
+        from .kernels.measure import ENOUGH, Bench, entry, search
 
         described = _device_name("webgpu")
         table = Table("product", "µs", "GB/s", "shape of the kernel", title=escape(described), title_justify="left")
         for column in table.columns[1:3]:
             column.justify = "right"
-        end = time.perf_counter() + seconds
+        end, written = time.perf_counter() + seconds, 0
         for i, product in enumerate(products):
             if (now := time.perf_counter()) > end:
                 break
@@ -357,11 +357,15 @@ def _tune(products: list[Any], seconds: float) -> None:
             timed = search(Bench(product), now + 2 * (end - now) / (len(products) - i))
             best = min(timed, key=timed.__getitem__)
             table.add_row(str(product), f"{timed[best]:.2f}", f"{product.bytes / timed[best] / 1e3:.0f}", str(best))
-            tuning.write(tuning.user_file(), [entry(product, timed)])
+            if len(timed) >= ENOUGH:
+                tuning.write(tuning.user_file(), [entry(product, timed)])
+                written += 1
     out.print(table)
-    if len(table.rows) < len(products):
-        err.print(f"[yellow]Time is up: {len(products) - len(table.rows)} products were not measured (--time-limit).[/]")
-    out.print(f"[dim]Written to {escape(str(tuning.user_file()))}; delete it to forget.[/]", soft_wrap=True)
+    if written < len(products):
+        short = f"Time is up: {len(products) - written} products were not measured well enough; see --time-limit."
+        err.print(f"[yellow]{short}[/]", soft_wrap=True)
+    if written:
+        out.print(f"[dim]Written to {escape(str(tuning.user_file()))}; delete it to forget.[/]", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -263,6 +263,7 @@ class _Launch:
         """The choice made to fit the device's limits and this case."""
         limits = device().limits
         most = min(limits["maxComputeInvocationsPerWorkgroup"], limits["maxComputeWorkgroupSizeX"])
+        most = 1 << (most.bit_length() - 1)
         choice = replace(choice, workgroup=min(choice.workgroup, most), lanes=min(choice.lanes, choice.workgroup, most))
         if self._whole_words() and choice.rows % 2:
             choice = replace(choice, rows=2 * choice.rows)  # else two teams would share a word

@@ -1,6 +1,8 @@
 // out[m, n] = program(x[m] . w_0[n], x[m] . w_1[n], ..., extras) for the few rows of x in decoding.
 // A team of {{ lanes }} invocations computes {{ rows }} rows of the weights: each takes every {{ lanes }}th block of
 // {{ 4 * pieces if vector else 1 }} elements along k, {{ unroll }} blocks at a time so that their loads are in flight together.
+// Subgroups are runs of consecutive invocations, of whatever size: sums within a team go over them as far as they reach,
+// and over workgroup memory beyond.
 const LANES = {{ lanes }}u;
 const WORKGROUP = {{ workgroup }}u;
 {% set teams = workgroup // lanes %}
