@@ -111,6 +111,13 @@ def test_split_sums(m: int, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> 
     check(m, n, k, "nt", F32, batch=2)
 
 
+@pytest.mark.parametrize(("m", "n"), ((70, 67), (31, 130), (15, 131)))
+def test_tiles_of_few_and_many_rows(m: int, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_webgpu.kernels.gemm.FEW_RESULTS", 0)
+    check(m, n, 33, "nn", F32, batch=2)
+    check(m, n, 48, "nt", F16)
+
+
 def test_large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch_webgpu.kernels.gemm.MANY_LARGE", 1)
     check(129, 131, 37, "nn", F32)

@@ -13,7 +13,7 @@ var<workgroup> tile_b: array<array<vec4<f32>, {{ 4 * tx }}>, {{ rn }}>;
 {# Where row r of a tile, quad k of the sum lies; the exclusive or spreads quads over the banks of workgroup memory. #}
 {% macro put(x, t, r, k, value) %}
 { let r_ = {{ r }}; let i_ = r_ / {{ 4 * t }}u * 4u + r_ % 4u; let k_ = {{ k }};
-  tile_{{ x }}[i_][k_ * {{ t }}u + ((r_ / 4u) % {{ t }}u ^ ((k_ << 1u) & {{ t - 1 }}u))] = {{ value }}; }
+  tile_{{ x }}[i_][k_ * {{ t }}u + (((r_ / 4u) % {{ t }}u) ^ ((k_ << 1u) & {{ t - 1 }}u))] = {{ value }}; }
 {% endmacro %}
 
 {# Rows and quads of the sum that unit u of this invocation covers, and its first element. #}
