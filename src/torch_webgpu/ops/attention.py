@@ -139,8 +139,13 @@ def _launch(
     kind = mask.dtype.cls if mask is not None else ""
     how = tuple(_how(t) for t in (q, k, v))
     pack = _pack(out)
+    # Where code runs a few times only, loops that the driver could unroll cost more to compile than they save.
+    rolled = device().adapter.kind == "cpu"
+    counts = (1, 2, 4, 8)
 
     def words(w: Words) -> None:
+        for n in counts:
+            w.u32(f"count{n}", n)
         for name, value in (("D", d), ("E", e), ("K", k.sizes[2]), ("M", length), ("first", first)):
             w.u32(name, value)
         w.u32("repeat", h // k.sizes[1])
@@ -161,6 +166,7 @@ def _launch(
             rows=rows,
             keys=keys,
             blocks=blocks,
+            count={n: w.expr(f"count{n}") if rolled else f"{n}u" for n in counts},
             causal=causal,
             mask=kind,
             how_q=how[0],
@@ -176,5 +182,5 @@ def _launch(
     args.append(("o", out, "p" if pack == 2 else "w"))
     if mask is not None:
         args.append(("mask", mask, "r"))
-    static = (rows, keys, blocks, causal, kind, how, pack)
+    static = (rows, keys, blocks, causal, kind, how, pack, rolled)
     graph.launch("attention", args, words, source, (-(-length // (16 * rows)), h, b), static)

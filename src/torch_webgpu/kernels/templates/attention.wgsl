@@ -117,7 +117,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
         k_part[r % 4u][quad * 8u + ((r / 4u) ^ (quad << 1u))] = x;
       }
       workgroupBarrier();
-      for (var c = 0u; c < 4u; c++) {
+      for (var c = 0u; c < {{ count[4] }}; c++) {
         let iq = c * 16u + (ty ^ (c << 1u));
         let ik = c * 8u + (tx ^ (c << 1u));
         {% for j in range(4) %}
@@ -142,7 +142,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
     {% for i in range(rows) %}
     var now{{ i }} = top{{ i }};
     {% endfor %}
-    for (var t = 0u; t < 8u; t++) {
+    for (var t = 0u; t < {{ count[8] }}; t++) {
       let at = place(t, ty);
       {% for i in range(rows) %}
       now{{ i }} = fmaximum(now{{ i }}, weight[{{ i }}][at].x);
@@ -172,7 +172,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
         v_part[c / 8u][t % 4u][t / 4u * 8u + c % 8u] = x;
       }
       workgroupBarrier();
-      for (var t = 0u; t < {{ keys // 4 }}u; t++) {
+      for (var t = 0u; t < {{ count[keys // 4] }}; t++) {
         let iv = t * 8u + tx;
         let ip = place(v0 / 4u + t, ty);
         {% for i in range(rows) %}
@@ -201,7 +201,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
   {% for i in range(rows) %}
   if (m{{ i }} < {{ w.M }}) {
     var sum = 0.0;
-    for (var t = 0u; t < 8u; t++) { sum += weight[{{ i }}][place(t, ty)].x; }
+    for (var t = 0u; t < {{ count[8] }}; t++) { sum += weight[{{ i }}][place(t, ty)].x; }
     let inverse = select(1.0 / sum, 0.0, sum == 0.0);
     let at = z * {{ w.oz }} + h * {{ w.oh }} + m{{ i }} * {{ w.om }};
     {% for j in range(blocks) %}

@@ -146,7 +146,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
       {{ fetch("a", load_a, tm, "k1", each_a) }}
       {{ fetch("b", load_b, tn, "k1", each_b) }}
     }
-    for (var q = 0u; q < 4u; q++) {
+    for (var q = 0u; q < {{ quads }}; q++) {
       let ia = q * TY + (ty ^ ((q << 1u) & {{ ty - 1 }}u));
       let ib = q * TX + (tx ^ ((q << 1u) & {{ tx - 1 }}u));
       {% for c in range(rn) %}
