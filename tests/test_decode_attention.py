@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,13 @@ def _lowered(graph: Graph, *args: Any) -> Tensor:
     rope = None if cos is None else Rope(cos, sin)
     decode_attention(graph, q, k, v, k_cache, v_cache, out, position=position, mask=mask, scale=scale, rope=rope)
     return out
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU adapters have tiles of their own, one launch and a head a workgroup."""
+    device = runtime.device()
+    monkeypatch.setattr(device, "adapter", replace(device.adapter, kind="discrete"))
 
 
 class Step:
@@ -124,6 +132,14 @@ def test_positions(heads: int, groups: int, slots: int, dim: int, dtype: torch.d
     for position in sorted({0, 15, 16, 31, 32, 63, 64, slots // 2, slots - 1}):
         if position < slots:
             Step(heads, groups, slots, dim, position, dtype, rope=rope).check()
+
+
+def test_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = runtime.device()
+    monkeypatch.setattr(device, "adapter", replace(device.adapter, kind="cpu"))
+    for position in (0, 15, 16, 70, 138):
+        Step(6, 2, 139, 64, position, F32).check()
+        Step(2, 2, 139, 80, position, F16).check()
 
 
 def _masks(step: Step, kind: str) -> torch.Tensor:

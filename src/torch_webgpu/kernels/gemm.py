@@ -21,6 +21,7 @@ DEPTH = 16  # terms of the sum a tile
 REDUCE_WORKGROUP = 128
 MANY_LARGE = 512  # large tiles from which they fill a large GPU evenly
 FEW_RESULTS = 96 * 96  # results up to which small tiles are better: more workgroups, and a shader that compiles sooner
+SLOW_ON_CPU = 1 << 26  # multiplications from which a CPU gains more by large tiles than their shader takes to compile
 ENOUGH = 1024  # small workgroups that do so
 SHORTEST_SPLIT = 64  # terms of the sum that a workgroup should have
 
@@ -135,15 +136,17 @@ def _cut(graph: Graph, p: _Product) -> None:
 # ---------------------------------------------------------------------------------------------------- choices
 
 
-def _how(t: Tensor, rows: int, stride_r: int, stride_k: int) -> str:
+def _how(t: Tensor, rows: int, stride_r: int, stride_k: int, vectors: bool) -> str:
     """How tiles of an operand are read: vectors along ``k`` or the rows (``kv``, ``rv``), or single elements.
 
-    ``rows``: how many there are (m of ``a``, n of ``b``).
+    Args:
+        rows: how many there are (m of ``a``, n of ``b``).
+        vectors: whether vectors may be read.
     """
     depth = t.numel // max(rows * t.sizes[0], 1)
     vector = 16 // t.dtype.itemsize
     batches = t.sizes[0] == 1 or t.strides[0] % vector == 0
-    if t.aligned(16) and batches and t.dtype.itemsize <= 4:
+    if vectors and t.aligned(16) and batches:
         if stride_k == 1 and depth % vector == 0 and (rows == 1 or stride_r % vector == 0):
             return "kv"
         if stride_r == 1 and rows % vector == 0 and (depth == 1 or stride_k % vector == 0):
@@ -157,7 +160,8 @@ def _choose(z: int, m: int, n: int, k: int, limit: int) -> tuple[_Tile, int, int
     def tiles(t: _Tile) -> int:
         return -(-m // t.rows) * -(-n // t.columns) * z
 
-    if m * n <= FEW_RESULTS:
+    cpu = device().adapter.kind == "cpu"
+    if m * n <= FEW_RESULTS or (cpu and z * m * n * k < SLOW_ON_CPU):
         tile = _SMALL
     elif m <= _LOWEST.rows:
         tile = _LOWEST
@@ -166,7 +170,7 @@ def _choose(z: int, m: int, n: int, k: int, limit: int) -> tuple[_Tile, int, int
     else:
         tile = _LARGE if tiles(_LARGE) >= MANY_LARGE else _SQUARE
     splits = 1
-    if tile is not _LARGE and device().adapter.kind != "cpu":
+    if tile is not _LARGE and not cpu:
         room = min((limit - 256) // (4 * z * m * n), MAX_GROUPS // z)
         splits = max(1, min(ENOUGH // tiles(tile), k // SHORTEST_SPLIT, room))
     chunk = -(-k // (splits * DEPTH)) * DEPTH
@@ -200,8 +204,10 @@ def _launch(graph: Graph, p: _Product, limit: int) -> None:
     z, m, n = p.out.sizes
     k = p.a.sizes[2]
     tile, splits, chunk = _choose(z, m, n, k, limit)
-    how_a = _how(p.a, m, p.a.strides[1], p.a.strides[2])
-    how_b = _how(p.b, n, p.b.strides[2], p.b.strides[1])
+    rolled = device().adapter.kind == "cpu"  # unrolled by the driver, the inner loop takes long to compile
+    vectors = tile is not _SMALL or not rolled  # else fewer shaders
+    how_a = _how(p.a, m, p.a.strides[1], p.a.strides[2], vectors)
+    how_b = _how(p.b, n, p.b.strides[2], p.b.strides[1], vectors)
     parts = graph.new((splits * z * m * n,), F32) if splits > 1 else None
     tiles_m, tiles_n = -(-m // tile.rows), -(-n // tile.columns)
 
@@ -209,6 +215,7 @@ def _launch(graph: Graph, p: _Product, limit: int) -> None:
         _shape_words(w, p, splits)
         w.u32("K", k)
         w.u32("chunk", chunk)
+        w.u32("quads", DEPTH // 4)
         w.u32("tiles_m", tiles_m)
         w.u32("tiles", tiles_m * tiles_n)
         for name, t, dims in (("a", p.a, "zmk"), ("b", p.b, "zkn")):
@@ -233,6 +240,7 @@ def _launch(graph: Graph, p: _Product, limit: int) -> None:
             each_b=p.b.dtype.per_word,
             unpack_a=_UNPACK[p.a.dtype],
             unpack_b=_UNPACK[p.b.dtype],
+            quads=w.quads if rolled else "4u",
             split=parts is not None,
             pack=_pack(p.out),
             finish="" if parts is not None else _finish(w, p),
@@ -240,7 +248,7 @@ def _launch(graph: Graph, p: _Product, limit: int) -> None:
 
     args = [("a", p.a, "v" if how_a.endswith("v") else "r"), ("b", p.b, "v" if how_b.endswith("v") else "r")]
     args += _finish_args(p) if parts is None else [("s", parts, "w")]
-    static = (tile, how_a, how_b, parts is not None) + (_finish_key(p) if parts is None else ())
+    static = (tile, how_a, how_b, parts is not None, rolled) + (_finish_key(p) if parts is None else ())
     x, y, _ = grid(tiles_m * tiles_n, 1)
     graph.launch("gemm", args, words, source, (x, y, z * splits), static)
     if parts is not None:

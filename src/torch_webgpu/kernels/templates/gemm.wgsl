@@ -13,7 +13,7 @@ var<workgroup> tile_b: array<array<vec4<f32>, {{ 4 * tx }}>, {{ rn }}>;
 {# Where row r of a tile, quad k of the sum lies; the exclusive or spreads quads over the banks of workgroup memory. #}
 {% macro put(x, t, r, k, value) %}
 { let r_ = {{ r }}; let i_ = r_ / {{ 4 * t }}u * 4u + r_ % 4u; let k_ = {{ k }};
-  tile_{{ x }}[i_][k_ * {{ t }}u + ((r_ / 4u) % {{ t }}u ^ ((k_ << 1u) & {{ t - 1 }}u))] = {{ value }}; }
+  tile_{{ x }}[i_][k_ * {{ t }}u + (((r_ / 4u) % {{ t }}u) ^ ((k_ << 1u) & {{ t - 1 }}u))] = {{ value }}; }
 {% endmacro %}
 
 {# Rows and quads of the sum that unit u of this invocation covers, and its first element. #}
@@ -146,7 +146,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) n: vec3<u3
       {{ fetch("a", load_a, tm, "k1", each_a) }}
       {{ fetch("b", load_b, tn, "k1", each_b) }}
     }
-    for (var q = 0u; q < 4u; q++) {
+    for (var q = 0u; q < {{ quads }}; q++) {
       let ia = q * TY + (ty ^ ((q << 1u) & {{ ty - 1 }}u));
       let ib = q * TX + (tx ^ ((q << 1u) & {{ tx - 1 }}u));
       {% for c in range(rn) %}
