@@ -18,7 +18,7 @@ import torch
 
 import torch_webgpu
 from torch_webgpu.kernels import tuning
-from torch_webgpu.kernels.measure import Bench, Product, entry, search
+from torch_webgpu.kernels.measure import ENOUGH, Bench, Product, entry, search
 from torch_webgpu.kernels.tuning import Choice, Entry
 
 #: (K, N, streams, epilogue, norm before) of a decoder layer and the head: QKV, attention's output, gate and up, down, head.
@@ -98,8 +98,9 @@ def sweep(chosen: list[Product], seconds: float, activations: torch.dtype | None
 
 
 def write_table(files: list[Path], pattern: str | None) -> None:
-    """Puts the best shapes of result files into the shipped table."""
-    entries = [Entry.from_json(found["entry"]) for file in files for found in json.loads(file.read_text())["products"]]
+    """Puts the best shapes of result files into the shipped table, but those of products that time cut short."""
+    results = [found for file in files for found in json.loads(file.read_text())["products"]]
+    entries = [Entry.from_json(found["entry"]) for found in results if len(found["timed"]) >= ENOUGH]
     if pattern is not None:
         entries = [Entry.from_json(e.to_json() | {"adapter": pattern}) for e in entries]
     tuning.write(tuning.SHIPPED, entries)

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from torch_webgpu.cli import app
 from torch_webgpu.errors import LimitError
-from torch_webgpu.kernels import tuning
+from torch_webgpu.kernels import measure, tuning
 from torch_webgpu.kernels.matvec import Dense, Int4, Int8, Norm, Weight, kind_of, matvec, supports
 from torch_webgpu.kernels.program import IDENTITY, Program, Step
 from torch_webgpu.kernels.trials import Trial
@@ -24,7 +26,7 @@ DEVICE = "webgpu"
 KINDS = ("float32", "float16", "bfloat16", "int8", "int8 groups", "int4", "int4 minimum")
 #: One invocation a row; a part of a subgroup; beyond a subgroup of any size, so that K is split; staged and not.
 CHOICES = (
-    Choice(1, 1, 64),
+    Choice(3, 1, 64),
     Choice(2, 4, 32, 2, True),
     Choice(1, 256, 256),
     Choice(4, 16, 64, 2),
@@ -129,7 +131,7 @@ def test_without_subgroups(kind: str, choice: Choice, monkeypatch: pytest.Monkey
     close(got, normed(x, None, 1e-3) @ weights.exact.T)
 
 
-@pytest.mark.parametrize("m", range(1, 9))
+@pytest.mark.parametrize("m", (1, 2, 3, 5, 8))
 def test_rows_of_x(m: int) -> None:
     n, k = 24, 64
     x, a, b = noise(m, k), stream("float16", n, k), stream("float16", n, k, seed=5)
@@ -276,6 +278,10 @@ def test_what_is_not_supported() -> None:
     assert not supports(x, many, out)
     with pytest.raises(LimitError, match="largest binding"):
         matvec(graph, tensor(1, 1 << 23), [Dense(tensor(64, 1 << 23))], tensor(1, 64))
+    assert not supports(x, [w], out, [tensor(1, 7)]) and not supports(x, [w], out, [tensor(1, 1, 8)])
+    assert supports(x, [w], tensor(1, 8, buffer="a"), [tensor(8, 8, buffer="a").narrow(0, 0, 1)])
+    assert not supports(x, [w], tensor(1, 8, buffer="a"), [tensor(1, 8, buffer="a", offset=1)])
+    assert not supports(x, [w], out, norm=Norm(tensor(63), 1e-6)) and supports(x, [w], out, norm=Norm(tensor(64), 1e-6))
     with pytest.raises(RuntimeError, match="takes 3 inputs"):
         matvec(graph, x, [w], out, program=BIAS_RESIDUAL)
 
@@ -358,3 +364,36 @@ def test_table_shape_is_made_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     got = run(x, [weights], torch.empty(4, n, device=DEVICE), Choice(4, 128, 256, 2, True), norm=True)
     close(got, normed(x, None, 1e-3) @ weights.exact.T)
     assert kind_of(Dense(tensor(1, 1))) == "float32"
+
+
+def test_search_finds_and_writes_a_choice(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_COLD_CPU", 1 << 16)
+    tried: list[Choice] = []
+    product = measure.Product("int4", 64, 32, 2, epilogue="gated", norm=True)
+    timed = measure.search(measure.Bench(product), 0.0, lambda choice, us: tried.append(choice))
+    assert len(timed) == 1 and list(timed) == tried and all(us > 0 for us in timed.values())
+    tuning.write(table, [measure.entry(product, timed)])
+    assert tuning.choose("int4", 32, 64, 2) == tried[0]
+    assert product.bytes == 2 * 32 * (32 + 2 * 4)
+
+
+def test_tune_command(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_COLD_CPU", 1 << 16)
+    monkeypatch.setattr(measure, "ENOUGH", 1)
+    done = CliRunner().invoke(app, ["tune", "--shapes", "64x32,64x32x2", "--kind", "float16", "--time-limit", "1"])
+    assert done.exit_code == 0, done.output
+    assert "float16 64→32" in done.stdout and str(table) in done.stdout
+    assert {(e.k, e.n, e.streams) for e in tuning.read(table)} >= {(64, 32, 1)}
+    for shape in ("64", "64x", "63x4", "64x4x2x2", "axb"):
+        assert CliRunner().invoke(app, ["tune", "--shapes", shape]).exit_code == 2
+
+
+def test_candidates_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shape is one that the kernel has, and the small products keep some."""
+    monkeypatch.setattr(device().adapter, "kind", "discrete")
+    for kind in tuning.BLOCK:
+        for k, n, streams in ((64, 32, 1), (896, 896, 1), (4864, 896, 1), (896, 151936, 1), (896, 4864, 2)):
+            product = measure.Product(kind, k, n, streams)
+            found = list(measure.candidates(product, packed=True))
+            assert (10 if k > 64 else 2) <= len(found) <= 16
+            assert all(list(measure.neighbours(choice, product)) for choice in found)

@@ -14,43 +14,17 @@ from .. import wgsl
 from ..errors import LimitError
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
-from ..wgsl import BF16, F16, F32, I8, I32, cast
+from ..wgsl import F16, F32, cast
 from . import render
 from .program import IDENTITY, Program
 from .tuning import BLOCK, Choice, choose
+from .weights import Dense, Int4, Int8, Weight, fault_of, kind_of, narrow_rows, tensors_of
+
+__all__ = ["Choice", "Dense", "Extra", "Int4", "Int8", "Norm", "Weight", "kind_of", "matvec", "supports"]
 
 MAX_ROWS = 8  # rows of x
-INT4_GROUP = 32  # elements that share a scale
 _CUT = 64  # rows of the weights at whose multiples windows are cut
 _SMALLEST_SUBGROUP = 4
-
-
-@dataclass(frozen=True)
-class Dense:
-    """Weights [N, K], rows contiguous, float32, float16 or bfloat16."""
-
-    weight: Tensor
-
-
-@dataclass(frozen=True)
-class Int8:
-    """``w = q * scale``: q int8 [N, K]; scale float16 or float32 [N, G], one for each K / G elements of a row."""
-
-    weight: Tensor
-    scale: Tensor
-
-
-@dataclass(frozen=True)
-class Int4:
-    """``w = q * scale + minimum``, or ``(q - 8) * scale`` without one.
-
-    Element k of a row is the nibble at bit ``4 * (k % 8)`` of word ``k // 8``: weight int32 [N, K / 8]. Scale and minimum
-    (float16 or float32) are [N, K / 32].
-    """
-
-    weight: Tensor
-    scale: Tensor
-    minimum: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -61,62 +35,21 @@ class Norm:
     eps: float | Scalar
 
 
-Weight = Dense | Int8 | Int4
 Extra = Tensor | Scalar | float | int
-
-
-def kind_of(weight: Weight) -> str:
-    """What the table of choices calls these weights: a dtype, ``int8`` or ``int4``."""
-    if isinstance(weight, Dense):
-        return weight.weight.dtype.name
-    return "int8" if isinstance(weight, Int8) else "int4"
-
-
-def _tensors(weight: Weight) -> list[tuple[str, Tensor]]:
-    """Operands of a stream: w, f (scale) and h (minimum)."""
-    found = [("w", weight.weight)]
-    if not isinstance(weight, Dense):
-        found.append(("f", weight.scale))
-    if isinstance(weight, Int4) and weight.minimum is not None:
-        found.append(("h", weight.minimum))
-    return found
-
-
-def _narrow(weight: Weight, start: int, length: int) -> Weight:
-    if isinstance(weight, Dense):
-        return Dense(weight.weight.narrow(0, start, length))
-    w, scale = weight.weight.narrow(0, start, length), weight.scale.narrow(0, start, length)
-    if isinstance(weight, Int8):
-        return Int8(w, scale)
-    return Int4(w, scale, None if weight.minimum is None else weight.minimum.narrow(0, start, length))
-
-
-def _fault_of_weight(weight: Weight, n: int, k: int) -> str:
-    """Why the kernel cannot read these weights, or an empty string."""
-    w = weight.weight
-    wanted = {Dense: (F32, F16, BF16), Int8: (I8,), Int4: (I32,)}[type(weight)]
-    if w.dtype not in wanted:
-        return f"weights of {type(weight).__name__} are {' or '.join(d.name for d in wanted)}, got {w}"
-    if isinstance(weight, Int4) and k % INT4_GROUP:
-        return f"int4 weights need K to be a multiple of {INT4_GROUP}, got {k}"
-    columns = k // 8 if isinstance(weight, Int4) else k
-    if w.sizes != (n, columns):
-        return f"weights of shape {[n, columns]} are needed, got {w}"
-    if columns > 1 and w.strides[1] != 1:
-        return f"rows of the weights must be contiguous, got strides {list(w.strides)}"
-    for name, t in _tensors(weight)[1:]:
-        groups = t.sizes[1] if t.ndim == 2 else 0
-        if t.dtype not in (F16, F32) or t.ndim != 2 or t.sizes[0] != n or groups < 1 or k % groups:
-            return f"{'scale' if name == 'f' else 'minimum'} must be float16 or float32 [{n}, groups], got {t}"
-        if isinstance(weight, Int4) and groups != k // INT4_GROUP:
-            return f"int4 weights have a scale for each {INT4_GROUP} elements, got {t} for K = {k}"
-        if groups > 1 and t.strides[1] != 1:
-            return f"rows of scales must be contiguous, got strides {list(t.strides)}"
-    return ""
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.buffer == b.buffer and a.offset < b.offset + b.extent and b.offset < a.offset + a.extent
+
+
+def _same_view(a: Tensor, b: Tensor) -> bool:
+    """Whether equal indices are equal elements, so that one may replace the other."""
+    steps = lambda t: [s for n, s in zip(t.sizes, t.strides, strict=True) if n > 1]  # noqa: E731
+    return a.dtype is b.dtype and a.offset == b.offset and a.sizes == b.sizes and steps(a) == steps(b)
+
+
+def _broadcasts(t: Tensor, sizes: tuple[int, ...]) -> bool:
+    return t.ndim <= len(sizes) and all(n in (1, m) for n, m in zip(reversed(t.sizes), reversed(sizes), strict=False))
 
 
 def _fault(x: Tensor, weights: Sequence[Weight], out: Tensor, extras: Sequence[Extra], norm: Norm | None) -> str:
@@ -130,39 +63,37 @@ def _fault(x: Tensor, weights: Sequence[Weight], out: Tensor, extras: Sequence[E
         return f"rows of x must be contiguous, got strides {list(x.strides)}"
     if not weights:
         return "at least one stream of weights is needed"
-    fault = next(filter(None, (_fault_of_weight(weight, n, k) for weight in weights)), "")
+    fault = next(filter(None, (fault_of(weight, n, k) for weight in weights)), "")
     if fault:
         return fault
-    if len({(kind_of(v), tuple((t.dtype, t.sizes) for _, t in _tensors(v)[1:])) for v in weights}) > 1:
+    if len({(kind_of(v), tuple((t.dtype, t.sizes) for _, t in tensors_of(v)[1:])) for v in weights}) > 1:
         return "all streams must have weights of one kind, with scales of one shape"
-    operands = [t for weight in weights for _, t in _tensors(weight)] + [x, *(e for e in extras if isinstance(e, Tensor))]
+    more = [e for e in extras if isinstance(e, Tensor)]
+    for e in more:
+        if not _broadcasts(e, out.sizes):
+            return f"the extra {e} does not broadcast to {list(out.sizes)}"
+    operands = [t for weight in weights for _, t in tensors_of(weight)] + [x, *more]
     if norm is not None and norm.gain is not None:
         if norm.gain.sizes != (k,) or (k > 1 and norm.gain.strides[0] != 1) or not norm.gain.dtype.is_float:
             return f"the norm's gain must be a contiguous float vector of {k} elements, got {norm.gain}"
         operands.append(norm.gain)
     for t in operands:
-        same = t.ndim == 2 and t.sizes == out.sizes and t.strides == out.strides and t.offset == out.offset
-        if _overlap(t, out) and (t is x or not same):
+        if _overlap(t, out) and (t is x or not _same_view(t, out)):
             return f"out {out} overlaps the operand {t} in memory"
     limit = device().limits["maxStorageBuffersPerShaderStage"]
     buffers = len({t.buffer for t in (*operands, out)})
     if buffers > limit:
         return f"{buffers} buffers are needed, but a kernel may bind {limit}"
     limit = device().limits["maxStorageBufferBindingSize"]
-    least = [_window(t, min(n, _CUT)) for t in _cuttable(weights, out, extras)] + [x]
-    if not _fits(limit, least):
+    if not _fits(limit, [*(t.narrow(0, 0, min(n, _CUT)) for t in _cuttable(weights, out, extras)), x]):
         return f"{min(n, _CUT)} rows of the weights exceed the largest binding of {limit} bytes"
     return ""
 
 
 def _cuttable(weights: Sequence[Weight], out: Tensor, extras: Sequence[Extra]) -> list[Tensor]:
     """Operands with N along a dimension: that dimension first, so that windows are cut there."""
-    found = [t for weight in weights for _, t in _tensors(weight)]
+    found = [t for weight in weights for _, t in tensors_of(weight)]
     return found + [t.transpose(0, 1) for t in (out, *(e.expand(out.sizes) for e in extras if isinstance(e, Tensor)))]
-
-
-def _window(t: Tensor, length: int) -> Tensor:
-    return t.narrow(0, 0, length)
 
 
 def _fits(limit: int, tensors: Sequence[Tensor]) -> bool:
@@ -241,7 +172,7 @@ def _cut(
     half = -(-n // 2 // _CUT) * _CUT
     for start, length in ((0, half), (half, n - half)):
         part = [e.narrow(1, start, length) if isinstance(e, Tensor) else e for e in extras]
-        windows = [_narrow(weight, start, length) for weight in weights]
+        windows = [narrow_rows(weight, start, length) for weight in weights]
         _cut(graph, x, windows, out.narrow(1, start, length), program, part, norm, choice)
 
 
@@ -367,7 +298,7 @@ class _Launch:
     def _args(self) -> list[tuple[str, Tensor, str]]:
         args = [("x", self.x, "v" if self.x_mode else "r")]
         for s, weight in enumerate(self.weights):
-            for name, t in _tensors(weight):
+            for name, t in tensors_of(weight):
                 args.append((f"{name}{s}", t, "v" if name == "w" and self.vector else "r"))
         if self.norm is not None and self.norm.gain is not None:
             args.append(("gain", self.norm.gain, "v" if self.gain_mode else "r"))
@@ -380,7 +311,7 @@ class _Launch:
             w.u32(name, value)
         w.u32("xm", self.x.strides[0])
         for s, weight in enumerate(self.weights):
-            for name, t in _tensors(weight):
+            for name, t in tensors_of(weight):
                 words = 16 // t.dtype.itemsize if name == "w" and self.vector else 1
                 w.u32(f"{name}{s}", t.strides[0] // words)
         w.u32("per", max(1, self.group // (4 * self.pieces)) if self.vector else self.group)

@@ -18,7 +18,7 @@ from ..runtime import device
 from .matvec import Dense, Int4, Int8, Norm, Weight, matvec
 from .program import IDENTITY, Program, Step
 from .trials import Record, Trial
-from .tuning import BLOCK, Choice, Entry, adapter_name, balanced, rule
+from .tuning import BLOCK, Choice, Entry, adapter_name, balanced, choose, rule
 
 _GATED = Program(
     ("f", "f"),
@@ -32,6 +32,7 @@ _SLOW = 1.5  # times the best so far, beyond which a shape is not timed again
 _LOADS = 10  # blocks in flight an invocation; far beyond it registers run out
 _FILLED = 1 << 17  # invocations that large GPUs hold at once, within a factor of 2
 _TRIALS = 9
+ENOUGH = 5  # shapes to be timed before the best of them is worth remembering
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,16 @@ class Bench:
     def microseconds(self, choice: Choice, best: float = math.inf, tries: int = 3) -> float:
         """Time of a launch, back to back with others on other copies of the weights.
 
-        Two run lengths are timed, each waited for once: the difference has no cost of waiting in it. The shortest of
-        ``tries`` counts; a shape that is far from ``best`` is tried once.
+        Two run lengths are timed, each waited for once: the difference of the shortest of each has no cost of waiting in
+        it. A shape that is far from ``best`` is tried once.
         """
         trial = Trial(self._recorder(choice))
+        try:
+            return self._timed(trial, best, tries)
+        finally:
+            trial.forget()
+
+    def _timed(self, trial: Trial, best: float, tries: int) -> float:
         operands = [self.x, self.residual, self.gain, *self.parts]
 
         def run(times: int) -> float:
@@ -128,14 +135,13 @@ class Bench:
 
         run(1)  # compiles
         short = max(1, self.launches // (2 * self.copies))
-        shortest = math.inf
+        one = three = took = math.inf
         for _ in range(tries):
-            took = max(run(3 * short) - run(short), 0.0) / (2 * short * self.copies) * 1e6
-            shortest = min(shortest, took)
-            if shortest > _SLOW * best:
+            one, three = min(one, run(short)), min(three, run(3 * short))
+            took = (three - one if three > one else three) / (2 * short * self.copies) * 1e6
+            if took > _SLOW * best:
                 break
-        trial.forget()
-        return shortest
+        return took
 
     @property
     def launches(self) -> int:
@@ -166,6 +172,7 @@ def candidates(product: Product, packed: bool) -> Iterator[Choice]:
         packed: whether results share words, so that odd numbers of rows are the same as even ones.
     """
     p = product
+    yield choose(p.kind, p.n, p.k, p.streams, p.m)
     if device().adapter.kind == "cpu":
         yield from (Choice(rows, lanes, wg) for lanes, wg in ((1, 64), (1, 128), (8, 64), (64, 64)) for rows in (1, 2))
         return

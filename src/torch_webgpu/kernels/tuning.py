@@ -48,7 +48,8 @@ class Choice:
 
     def __post_init__(self) -> None:
         powers = all(n > 0 and n & (n - 1) == 0 for n in (self.lanes, self.workgroup))
-        if not powers or self.lanes > self.workgroup or not 1 <= self.rows <= 16 or not 1 <= self.unroll <= 16:
+        rows = 1 <= self.rows <= 8 or self.rows in (10, 12, 14, 16)  # odd ones may have to be doubled
+        if not powers or self.lanes > self.workgroup or not rows or not 1 <= self.unroll <= 16:
             raise ValueError(f"not a shape of the matrix-vector kernel: {self}")
 
     def __str__(self) -> str:
@@ -143,7 +144,8 @@ def forget() -> None:
 
 def adapter_name() -> str:
     """The present adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
-    return device().adapter.name.split("(")[0].strip().lower()
+    adapter = device().adapter
+    return adapter.name.split("(")[0].strip().lower() or f"nameless {adapter.kind}"
 
 
 @cache
@@ -154,7 +156,7 @@ def _table() -> tuple[list[Entry], list[Entry]]:
 
     def about(entry: Entry) -> bool:
         by_class = adapter.kind == "cpu" if entry.adapter == "cpu" else adapter.kind != "cpu" if not entry.adapter else False
-        ours = by_class or (entry.adapter != "" and entry.adapter in name)
+        ours = by_class or (entry.adapter != "" and entry.adapter in name) or entry.adapter == adapter_name()
         return ours and entry.implementation in ("", adapter.implementation)
 
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
