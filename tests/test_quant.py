@@ -193,6 +193,20 @@ def test_no_gradients() -> None:
         OPS.linear_int8(x, weight, scale, None).sum().backward()
 
 
+def test_registration() -> None:
+    """PyTorch's own check of custom ops: schema, shapes without data, tracing with dynamic shapes."""
+    weight, scale, words, steps, least = on_device(*int8_parts(6, 64, 2), *int4_parts(6, 64))
+    x, index = on_device(torch.randn(2, 3, 64), torch.tensor([1, 2]))
+    for op, args in (
+        (OPS.linear_int8, (x, weight, scale, None)),
+        (OPS.linear_int4, (x, words, steps, least, None)),
+        (OPS.embedding_int8, (index, weight, scale, torch.float16)),
+        (OPS.embedding_int4, (index, words, steps, least, torch.float32)),
+        (OPS.raise_where, (index, index > 5, "never")),
+    ):
+        assert set(torch.library.opcheck(op.default, args).values()) == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_traces_to_single_ops(kind: Kind) -> None:
     table = QuantisedEmbedding.from_embedding(nn.Embedding(20, 64), kind).to(DEVICE)
