@@ -21,8 +21,11 @@ from .quant import Kind, QuantisedWeight, layers, replacement, unfit
 
 log = logging.getLogger(__name__)
 
-BLOCK = 32  # weights in a block of Q4_0, Q4_1 and Q8_0
-_HEADERS = {"Q4_0": 2, "Q4_1": 4, "Q8_0": 2}  # bytes before a block's weights: scale (float16), Q4_1: minimum too
+_BLOCKS = {  # of 32 weights
+    "Q4_0": np.dtype([("scale", "<f2"), ("nibbles", "<u4", (4,))]),
+    "Q4_1": np.dtype([("scale", "<f2"), ("minimum", "<f2"), ("nibbles", "<u4", (4,))]),
+    "Q8_0": np.dtype([("scale", "<f2"), ("values", "i1", (32,))]),
+}
 _IGNORED = {"rope_freqs.weight"}  # frequencies that transformers computes from its configuration
 _PERMUTED = {"llama"}  # architectures whose query and key rows are interleaved for llama.cpp's rotary embedding
 ARCHITECTURES = {"llama", "qwen2", "qwen3"}  # whose tensors are otherwise those of the transformers model
@@ -60,27 +63,29 @@ class StoredTensor:
 
     def quantised(self) -> QuantisedWeight:
         """The same weights in the package's format; exact. For Q4_0, Q4_1 and Q8_0."""
-        head = _HEADERS[self.kind]
-        rows = self.shape[0]
-        blocks = torch.from_numpy(self.data).view(rows, self.shape[1] // BLOCK, -1)
-        scale = blocks[:, :, :2].contiguous().view(torch.float16).squeeze(-1)
-        weights = blocks[:, :, head:].contiguous()
+        blocks = np.asarray(self.data).view(_BLOCKS[self.kind])  # [rows, blocks a row]
+
+        def part(name: str) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(blocks[name]))
+
         if self.kind == "Q8_0":
-            return QuantisedWeight(weights.view(torch.int8).view(rows, -1), scale)
-        minimum = blocks[:, :, 2:4].contiguous().view(torch.float16).squeeze(-1) if self.kind == "Q4_1" else None
-        return QuantisedWeight(_in_order(weights.view(torch.int32)).view(rows, -1), scale, minimum)
+            return QuantisedWeight(part("values").view(self.shape), part("scale"))
+        words = torch.from_numpy(_in_order(np.ascontiguousarray(blocks["nibbles"])).view(np.int32))
+        return QuantisedWeight(
+            words.view(self.shape[0], -1), part("scale"), part("minimum") if self.kind == "Q4_1" else None
+        )
 
 
-def _in_order(words: Tensor) -> Tensor:
-    """Nibbles of blocks, int32 [..., 4]: from byte j holding elements j and j + 16 to word j // 8 holding element j."""
+def _in_order(words: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Nibbles of blocks, uint32 [..., 4]: from byte j holding elements j and j + 16 to word j // 8 holding element j."""
 
-    def squeezed(x: Tensor) -> Tensor:  # the low nibble of each byte, side by side in the lower half
+    def squeezed(x: Any) -> Any:  # the low nibble of each byte, side by side in the lower half
         x = x & 0x0F0F0F0F
         x = (x | (x >> 4)) & 0x00FF00FF
         return (x | (x >> 8)) & 0xFFFF
 
-    halves = torch.cat((squeezed(words), squeezed(words >> 4)), dim=-1)
-    return halves[..., 0::2] | (halves[..., 1::2] << 16)
+    halves = np.concatenate((squeezed(words), squeezed(words >> 4)), axis=-1)
+    return np.asarray(halves[..., 0::2] | (halves[..., 1::2] << 16), np.uint32)
 
 
 class _Cursor:
@@ -220,6 +225,9 @@ def fill(
     names = _names(model, metadata, tensors)
     coarse = any(t.kind in ("Q4_0", "Q4_1") for t in tensors.values())
     changed: dict[str, list[str]] = {}
+    holders_of: dict[int, list[tuple[nn.Module, str, Any]]] = {}
+    for parent, key, _, layer in layers(model):
+        holders_of.setdefault(id(layer.weight), []).append((parent, key, layer))
     for name, parameter in list(model.named_parameters()):
         stored = tensors[names[name]]
         if stored.shape != tuple(parameter.shape):
@@ -227,7 +235,7 @@ def fill(
                 f"{stored.name} has shape {list(stored.shape)}, the model needs {list(parameter.shape)} for {name}"
             )
         order = _row_order(model, metadata, stored.name, parameter.shape[0])
-        holders = [(parent, key, layer) for parent, key, _, layer in layers(model) if layer.weight is parameter]
+        holders = holders_of.get(id(parameter), [])
         multiplied = any(isinstance(layer, nn.Linear) for _, _, layer in holders)
         kind = _wanted(stored, request, coarse, multiplied) if holders else None
         if kind == "stored":
@@ -293,7 +301,7 @@ def _wanted(stored: StoredTensor, request: Request, coarse: bool, multiplied: bo
     An embedding that is not also multiplied with is small traffic: it is kept as stored or in floating point.
     """
     if request == "gguf":
-        return "stored" if stored.kind in _HEADERS else None
+        return "stored" if stored.kind in _BLOCKS else None
     if stored.kind == "Q8_0" and (request == "int8" or coarse):
         return "stored"
     if stored.kind in ("Q4_0", "Q4_1") and request == "int4":

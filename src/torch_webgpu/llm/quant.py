@@ -148,8 +148,8 @@ class QuantisedWeight(nn.Module):
 
     def reordered(self, order: Tensor) -> QuantisedWeight:
         """The same rows in another order; exact."""
-        minimum = None if self.minimum is None else self.minimum[order]
-        return QuantisedWeight(self.values[order], self.scale[order], minimum)
+        minimum = None if self.minimum is None else self.minimum.index_select(0, order)
+        return QuantisedWeight(self.values.index_select(0, order), self.scale.index_select(0, order), minimum)
 
     @property
     def nbytes(self) -> int:
