@@ -111,18 +111,26 @@ def breakdown(generator: Generator) -> list[dict[str, Any]]:
     for i, d in enumerate(plan.dispatches):
         kinds[f"{d.name} / {d.kernel} {d.groups}"].append(i)
     found = []
-    for kind, places in kinds.items():
-        repeat = max(1, 240 // len(places))
-        recipe = (outputs, temps, [steps[i] for i in places] * repeat, may_fail, False, returned)
-        handle = torch_webgpu._C.make_plans(kind, lambda _, recipe=recipe: recipe)
+
+    def seconds(extra: list[Any]) -> float:
+        """The whole plan once, so that what the launches read is there, and then them."""
+        recipe = (outputs, temps, steps + extra, may_fail, False, returned)
+        handle = torch_webgpu._C.make_plans("breakdown", lambda _: recipe)
         times = []
-        for _ in range(4):
+        for _ in range(5):
+            generator.cache.rewind()
+            generator._count.zero_()
             torch.webgpu.synchronize()  # type: ignore[attr-defined]
             start = time.perf_counter()
             torch_webgpu._C.run_plans(handle, list(inputs), 1)
             torch.webgpu.synchronize()  # type: ignore[attr-defined]
-            times.append((time.perf_counter() - start) / repeat / len(places) * 1e6)
-        each = min(times[1:])
+            times.append(time.perf_counter() - start)
+        return min(times[1:])
+
+    once = seconds([])
+    for kind, places in kinds.items():
+        repeat = max(1, 240 // len(places))
+        each = (seconds([steps[i] for i in places] * repeat) - once) / repeat / len(places) * 1e6
         size = sum(plan.dispatches[i].read for i in places) / len(places)
         row = {"kind": kind, "count": len(places), "us": each, "us_per_token": each * len(places), "gb_s": size / each / 1e3}
         found.append(row)
