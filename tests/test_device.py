@@ -300,3 +300,30 @@ def test_fork(implementation: str) -> None:
         "0",
         "[3.0, 3.0]",
     ]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_bare_fork_leaves_with_its_own_status(implementation: str) -> None:
+    """The child inherits a device with recorded work, uses it (an error), drops its tensors and exits like any process."""
+    code = """
+        import os, signal, sys, torch, torch_webgpu
+        x = torch.ones(1000, device="webgpu")
+        assert (x + 1).sum().item() == 2000
+        y = x * 2  # recorded, perhaps not submitted
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            for use in (lambda: x + 1, lambda: x.cpu(), lambda: torch.ones(2, device="webgpu"), torch.webgpu.synchronize):
+                try:
+                    use()
+                    sys.exit(1)
+                except torch_webgpu.DeviceLostError as e:
+                    assert "fork" in str(e)
+            torch.webgpu.empty_cache()
+            del x, y
+            print("said in the child")
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), y.sum().item())
+    """
+    assert output_of(code, TORCH_WEBGPU_IMPL=implementation).splitlines() == ["said in the child", "7 2000.0"]
