@@ -143,6 +143,7 @@ void free_block(Block* block) {
 }
 
 void empty_cache() {
+  if (device_inherited()) return;
   Lock lock(device_mutex());
   flush();
   drop_bind_groups();  // they hold references to the buffers

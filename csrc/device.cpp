@@ -4,11 +4,14 @@
 
 #include <c10/util/Exception.h>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
 #ifndef _WIN32
 #include <pthread.h>
+#include <unistd.h>
 #endif
 
 namespace webgpu {
@@ -21,6 +24,7 @@ std::vector<DeviceError> errors;
 std::atomic<bool> any_error{false};
 std::atomic<bool> ready{false};
 std::atomic<bool> lost{false};
+std::atomic<bool> inherited{false};
 std::string why_lost;
 
 std::string to_string(StringView text) {
@@ -57,6 +61,8 @@ void on_uncaptured_error(void* const*, uint32_t type, StringView message, void*,
 }
 
 void on_device_lost(void* const*, uint32_t, StringView message, void*, void*) { lose(to_string(message)); }
+
+bool device_inherited() { return inherited.load(std::memory_order_relaxed); }
 
 bool device_lost() { return lost.load(std::memory_order_relaxed); }
 
@@ -111,6 +117,12 @@ void after_fork() {
   new (&device_mutex()) std::recursive_mutex;
   new (&error_mutex) std::mutex;
   if (device_ready()) {
+    inherited = true;
+#ifdef __GLIBC__
+    // At exit drivers join threads that only the parent has. The last registered handler runs first: it ends the process
+    // when Python is done, before theirs.
+    on_exit([](int status, void*) { fflush(nullptr), _exit(status); }, nullptr);
+#endif
     lose(
         "a WebGPU device does not survive fork(); start workers with multiprocessing's \"spawn\" or \"forkserver\", or use "
         "the device only in the children");

@@ -49,6 +49,8 @@ std::vector<DeviceError> take_errors();
 bool has_errors();
 // Once the device is lost every call raises; `take_errors` goes on naming the loss.
 bool device_lost();
+// In a child of fork(): the device is lost, and neither its library nor the encoder's state may be touched.
+bool device_inherited();
 // Throws the first collected error as a torch_webgpu exception; `context` names what was running.
 void raise_errors(const std::string& context);
 

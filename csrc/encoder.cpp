@@ -207,6 +207,7 @@ void Batch::clear() {
 }
 
 void submit_batch(Batch& batch) {
+  if (device_inherited()) batch.clear();
   if (batch.commands.empty()) return;
   if (!device.threaded) return submit_batch_now(batch);
   Encoder& e = state();
@@ -226,6 +227,7 @@ void submit_batch(Batch& batch) {
 }
 
 void submit_batch_now(Batch& batch) {
+  if (device_inherited()) batch.clear();
   drain();
   if (batch.commands.empty()) return;
   Encoder& e = state();
@@ -235,12 +237,14 @@ void submit_batch_now(Batch& batch) {
 }
 
 void drain() {
+  if (device_inherited()) return;
   Encoder& e = state();
   std::unique_lock<std::mutex> lock(e.mutex);
   e.changed.wait(lock, [&] { return e.waiting.empty() && !e.busy; });
 }
 
 void drop_bind_groups() {
+  if (device_inherited()) return;
   drain();
   Encoder& e = state();
   std::lock_guard<std::mutex> guard(e.encoding);

@@ -176,9 +176,9 @@ class Operand:
         name: suffix of its functions: ``ld_<name>(i)``, ``st_<name>(i, value)``, ``w_<name>(i)`` (raw word).
         slot: the binding that holds it.
         mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words;
-            ``+`` atomic accumulation, ``acc_<name>(i, value)``; ``a`` the error buffer, ``fail_<name>(id, value, size)``;
-            ``v`` read four words at once too, ``v4_<name>(i)``: words 4i to 4i+3 from the first element, which must lie
-            at a multiple of 16 bytes.
+            ``+``, ``*``, ``>``, ``<`` atomic sum, product, maximum, minimum, ``acc_<name>(i, value)``; ``a`` the error
+            buffer, ``fail_<name>(id, value, size)``; ``v`` read four words at once too, ``v4_<name>(i)``: words 4i to 4i+3
+            from the first element, which must lie at a multiple of 16 bytes.
     """
 
     name: str
@@ -221,7 +221,7 @@ def _accessors(op: Operand, index: int, element: str) -> str:
             f"fn fail_{op.name}(id: u32, value: vec2<u32>, size: u32) {{ {put('1u', 'value.x')} {put('2u', 'value.y')} "
             f"{put('3u', 'size')} {put('0u', 'id')} }}"
         )
-    elif op.mode == "+":
+    elif op.mode in ACCUMULATING:
         lines.append(_accumulator(op, off))
     elif op.mode == "p":
         lines.append(f"fn st_{op.name}(i: u32, v: u32) {{ {put(f'{off} / {d.per_word}u + i', 'v')} }}")
@@ -236,18 +236,28 @@ def _accessors(op: Operand, index: int, element: str) -> str:
     return "\n".join(lines)
 
 
+ACCUMULATING = "+*><"
+_COMBINED = {
+    "f": {"+": "({0} + {1})", "*": "({0} * {1})", ">": "fmaximum({0}, {1})", "<": "fminimum({0}, {1})"},
+    "i": {"+": "({0} + {1})", "*": "({0} * {1})", ">": "max({0}, {1})", "<": "min({0}, {1})"},
+    "b": {"+": "({0} || {1})", "*": "({0} && {1})", ">": "({0} || {1})", "<": "({0} && {1})"},
+}
+
+
 def _accumulator(op: Operand, off: str) -> str:
-    """Atomic addition to an element (disjunction for bool); a compare-and-swap loop where WGSL has no such atomic."""
+    """Atomic combination with an element; a compare-and-swap loop where WGSL has no such atomic."""
     d, k = op.dtype, op.slot
+    if d is I64 and op.mode != "+":
+        raise UnsupportedDTypeError("WGSL has no 64-bit atomics: only sums of int64 can be accumulated")
     head = f"fn acc_{op.name}(i: u32, v: {TYPE[d.cls]}) {{ "
     if d is I64:  # addition commutes, so the carry may arrive late
         return head + (
             f"let j = 2u * ({off} + i); let old = atomicAdd(&B{k}[j], v.x); "
             f"atomicAdd(&B{k}[j + 1u], v.y + select(0u, 1u, old + v.x < v.x)); }}"
         )
-    if d is I32:
+    if d is I32 and op.mode == "+":
         return head + f"atomicAdd(&B{k}[{off} + i], bitcast<u32>(v)); }}"
-    total = f"({_pick(d, 'old', 'j')} || v)" if d is BOOL else f"({_pick(d, 'old', 'j')} + v)"
+    total = _COMBINED[d.cls][op.mode].format(_pick(d, "old", "j"), "v")
     mask = (1 << d.itemsize * 8) - 1
     merged = bits_of(d, total)
     if d.packed:
@@ -296,7 +306,7 @@ def assemble(operands: Sequence[Operand], slots: int, uniform_slots: int, body: 
     elements = []
     for k in range(slots):
         here = [o for o in operands if o.slot == k]
-        if any((o.mode == "w" and o.dtype.packed) or o.mode in "a+" for o in here):
+        if any((o.mode == "w" and o.dtype.packed) or o.mode in "a" + ACCUMULATING for o in here):
             elements.append("atomic<u32>")
         else:
             elements.append("vec4<u32>" if all(o.mode == "v" for o in here) else "u32")

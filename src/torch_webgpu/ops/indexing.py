@@ -30,6 +30,9 @@ MOST_INDICES = 5  # with source, destination and error buffer: the eight binding
 _MESSAGE = "index {{value}} is out of bounds for dimension with size {{size}} in {op}"
 
 
+_OPERAND_MODES = {"get": "r", "put": "w", "add": "+", "prod": "*", "amax": ">", "amin": "<"}
+
+
 def begin_update(graph: Graph, x: Tensor) -> Tensor:
     """What an updating op writes to: ``x`` itself for the in-place form, else a copy of it."""
     target = graph.target
@@ -92,7 +95,7 @@ class Indexed:
 
 
 def index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: str, negative: bool) -> None:
-    """Moves elements between ``x`` (indexed) and ``other`` (result-shaped). ``mode``: ``get``, ``put`` or ``add``."""
+    """Moves elements between ``x`` (indexed) and ``other`` (result-shaped). ``mode``: ``get``, ``put`` or a reduction."""
     j_count, r_count = product(where.shape), product([x.sizes[d] for d in where.rest])
     if j_count * r_count == 0:
         return
@@ -156,14 +159,13 @@ def _index_window(
             {
                 "get": f"st_y({at_y}, ld_x({at_x}));",
                 "put": f"st_x({at_x}, {value});",
-                "add": f"acc_x({at_x}, {value});",
-            }[mode]
+            }.get(mode, f"acc_x({at_x}, {value});")
         )
         return "\n".join([*lines, "}"])
 
     window = x if whole else x.narrow(where.dims[0], low, length)
     args = [
-        ("x", window, {"get": "r", "put": "w", "add": "+"}[mode]),
+        ("x", window, _OPERAND_MODES[mode]),
         ("y", other, "w" if mode == "get" else "r"),
         ("e", graph.error_tensor(), "a"),
         *((name, t, "r") for name, t in zip(names, where.indices, strict=True)),
@@ -254,8 +256,8 @@ def _embedding_backward(graph: Graph, grad: Tensor, indices: Tensor, rows: int, 
     return out
 
 
-def _along(graph: Graph, x: Tensor, dim: int, index: Tensor) -> tuple[Indexed, int]:
-    """``x`` must have a dimension (see ``_line``)."""
+def along(graph: Graph, x: Tensor, dim: int, index: Tensor) -> tuple[Indexed, int]:
+    """``x`` must have a dimension (see ``line``)."""
     (axis,) = normal_dims(x.ndim, dim)
     if index.dtype.cls not in "il" or index.dtype.itemsize < 4:
         raise RuntimeError(f"{graph.op}(): Expected dtype int32 or int64 for index, got {index.dtype.name}")
@@ -265,19 +267,19 @@ def _along(graph: Graph, x: Tensor, dim: int, index: Tensor) -> tuple[Indexed, i
     return Indexed(graph, x, [*([None] * axis), line]), axis
 
 
-def _line(t: Tensor) -> Tensor:
+def line(t: Tensor) -> Tensor:
     """A 0-dim tensor as a vector of one element; ATen's index ops treat them alike."""
     return t if t.ndim else t.view((1,), (1,))
 
 
 @lower("index_select", inplace=False)
 def _index_select(graph: Graph, x: Tensor, dim: int, index: Tensor) -> Tensor:
-    where, _ = _along(graph, _line(x), dim, index)
+    where, _ = along(graph, line(x), dim, index)
     if x.ndim == 0 and where.shape != (1,):
         raise IndexError(f"{graph.op}(): Index to scalar can have only 1 value, got {product(where.shape)} value(s)")
     out = graph.new(where.result if x.ndim else (), x.dtype)
-    _check_empty_dims(_line(x), where)
-    index_launch(graph, where, _line(x), _line(out), "get", False)
+    _check_empty_dims(line(x), where)
+    index_launch(graph, where, line(x), line(out), "get", False)
     return out
 
 
@@ -285,14 +287,14 @@ def _index_update(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tens
     out = begin_update(graph, x)
     if source.dtype is not x.dtype:
         raise RuntimeError(f"{graph.op}(): self ({x.dtype.name}) and source ({source.dtype.name}) must have the same dtype")
-    where, axis = _along(graph, _line(x), dim, apart(graph, index, out))
-    source = _line(source) if x.ndim <= 1 else source
+    where, axis = along(graph, line(x), dim, apart(graph, index, out))
+    source = line(source) if x.ndim <= 1 else source
     if tuple(source.sizes) != where.result:
         raise RuntimeError(
             f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)} (dim {axis}, "
             f"{where.shape[0]} indices)"
         )
-    index_launch(graph, where, _line(out), apart(graph, source, out), mode, False)
+    index_launch(graph, where, line(out), apart(graph, source, out), mode, False)
     return out
 
 
@@ -319,22 +321,20 @@ def _plain_number(value: Any) -> Any:
 @lower("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand) -> Tensor:
     out = begin_update(graph, x)
-    where, _ = _along(graph, _line(x), dim, apart(graph, index, out))
+    where, _ = along(graph, line(x), dim, apart(graph, index, out))
     if dtype_of(value).is_float and not x.dtype.is_float:
         value = bool(_plain_number(value)) if x.dtype is BOOL else int(_plain_number(value))
     filled = graph.new((1,), x.dtype)
     emit(graph, "{0}", [value], [x.dtype.cls], x.dtype.cls, filled, "fill")
-    index_launch(graph, where, _line(out), filled.expand(where.result), "put", True)
+    index_launch(graph, where, line(out), filled.expand(where.result), "put", True)
     return out
 
 
 # ---------------------------------------------------------------------------------------------------- gather and scatter
 
 
-def _elementwise_index(
-    graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str
-) -> None:
-    """For each element of ``index``: ``other[i] = x[i with dim replaced]`` (get), or the reverse (put, add)."""
+def elementwise_index(graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str) -> None:
+    """For each element of ``index``: ``other[i] = x[i with dim replaced]`` (get), or the reverse (put, or a reduction)."""
     (axis,) = normal_dims(max(x.ndim, 1), dim)
     if index.numel == 0:
         return
@@ -359,7 +359,7 @@ def _elementwise_index(
     def source(w: Words) -> str:
         at_x = f"x_x + k_i * {w.stride}"
         v = wgsl.cast("ld_y(x_y)", other.dtype.cls, x.dtype.cls) if other is not None else w.expr("value", x.dtype.cls)
-        move = {"get": f"st_y(x_y, ld_x({at_x}));", "put": f"st_x({at_x}, {v});", "add": f"acc_x({at_x}, {v});"}[mode]
+        move = {"get": f"st_y(x_y, ld_x({at_x}));", "put": f"st_x({at_x}, {v});"}.get(mode, f"acc_x({at_x}, {v});")
         return "\n".join(
             [
                 MAIN.format(wg=WORKGROUP),
@@ -371,7 +371,7 @@ def _elementwise_index(
             ]
         )
 
-    args = [("x", x, {"get": "r", "put": "w", "add": "+"}[mode]), ("i", index, "r"), ("e", graph.error_tensor(), "a")]
+    args = [("x", x, _OPERAND_MODES[mode]), ("i", index, "r"), ("e", graph.error_tensor(), "a")]
     if other is not None:
         args.append(("y", other, "w" if mode == "get" else "r"))
     graph.launch("gather", args, words, source, grid(index.numel, WORKGROUP), (mode, len(sizes), other is None))
@@ -398,11 +398,11 @@ def _check_index(graph: Graph, x: Tensor, index: Tensor, dim: int) -> None:
 def _gather(graph: Graph, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     _check_index(graph, x, index, dim)
     out = graph.new(index.sizes, x.dtype)
-    _elementwise_index(graph, x, dim, index, out, None, "get")
+    elementwise_index(graph, x, dim, index, out, None, "get")
     return out
 
 
-def _scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | None, value: Any, mode: str) -> Tensor:
+def scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | None, value: Any, mode: str) -> Tensor:
     _check_index(graph, x, index, dim)
     out = begin_update(graph, x)
     index = apart(graph, index, out)
@@ -421,25 +421,20 @@ def _scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | 
                 f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}"
             )
         source = source.view(index.sizes, source.strides)
-    _elementwise_index(graph, out, dim, index, source, value, mode)
+    elementwise_index(graph, out, dim, index, source, value, mode)
     return out
 
 
 @lower("scatter.src", out="src_out")
 def _scatter_src(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _scatter(graph, x, dim, index, source, None, "put")
+    return scatter(graph, x, dim, index, source, None, "put")
 
 
 @lower("scatter.value", out="value_out")
 def _scatter_value(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    return _scatter(graph, x, dim, index, None, value, "put")
+    return scatter(graph, x, dim, index, None, value, "put")
 
 
 @lower("scatter_add")
 def _scatter_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _scatter(graph, x, dim, index, source, None, "add")
-
-
-@lower("scatter.reduce", out="reduce_out")
-def _scatter_reduce(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str) -> Tensor:
-    return _scatter(graph, x, dim, index, source, None, "add") if reduce == "add" else NotImplemented
+    return scatter(graph, x, dim, index, source, None, "add")

@@ -154,14 +154,38 @@ def _bucketize(graph: Graph, x: Tensor | Scalar | float, edges: Tensor, int32: b
     return search(graph, edges, x, int32, right, None)
 
 
-fallback("order statistics that models do not use in their loops", "mode", "nanmedian", "nanmedian.dim")
+fallback("the size of the result depends on the data", "unique_dim", "unique_dim_consecutive")
+fallback("histograms are for inspection", "histogram.bin_ct", "histogram.bins_tensor")
 fallback(
-    "the size of the result depends on the data",
-    "_unique2",
-    "_unique",
-    "unique_dim",
-    "unique_consecutive",
-    "unique_dim_consecutive",
-    "bincount",
+    "factorisations are sequential; LAPACK does small ones faster",
+    "linalg_inv_ex",
+    "linalg_inv_ex.inverse",
+    "_linalg_solve_ex",
+    "_linalg_solve_ex.result",
+    "linalg_cholesky_ex",
+    "linalg_cholesky_ex.L",
+    "linalg_qr",
+    "linalg_qr.out",
+    "_linalg_svd",
+    "_linalg_svd.U",
+    "_linalg_eigh",
+    "_linalg_eigh.eigenvalues",
+    "_linalg_det",
+    "_linalg_det.result",
+    "_linalg_slogdet",
+    "_linalg_slogdet.sign",
+    "linalg_lu_factor_ex",
+    "linalg_lu_factor_ex.out",
+    "linalg_lu",
+    "linalg_lu.out",
+    "linalg_lu_solve",
+    "linalg_lu_solve.out",
+    "linalg_lstsq",
+    "linalg_solve_triangular",
+    "linalg_solve_triangular.out",
+    "triangular_solve",
+    "triangular_solve.X",
+    "cholesky_inverse",
+    "cholesky_solve",
+    "linalg_matrix_exp",
 )
-fallback("histograms are for inspection", "histc", "histogram.bin_ct", "histogram.bins_tensor")

@@ -1,0 +1,163 @@
+"""Ops over sorts and scatters that read a count or a range back, so they wait for the device, as they do on CUDA."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def _groups(
+    line: torch.Tensor, order: torch.Tensor | None, return_inverse: bool, return_counts: bool, shape: torch.Size
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs of equal values of a line: one value each, the run of every element (``order``: its place), run lengths."""
+    places = torch.empty(0, dtype=torch.int64, device=line.device)
+    n = line.numel()
+    if n == 0:
+        return line.clone(), places.reshape(shape) if return_inverse else places, places.clone()
+    starts = torch.ones(n, dtype=torch.bool, device=line.device)
+    starts[1:] = line[1:] != line[:-1]
+    run = starts.cumsum(0) - 1
+    count = int(run[-1]) + 1
+    values = line.new_empty(count).scatter_(0, run, line)  # what meets at one place is equal
+    inverse = places
+    if return_inverse:
+        inverse = run if order is None else torch.empty_like(run).scatter_(0, order, run)
+        inverse = inverse.reshape(shape)
+    counts = places.new_zeros(count).scatter_add_(0, run, torch.ones_like(run)) if return_counts else places.clone()
+    return values, inverse, counts
+
+
+def _unique2(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    line, order = self.reshape(-1).sort()
+    return _groups(line, order, return_inverse, return_counts, self.shape)
+
+
+def _unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _unique2(self, sorted, return_inverse)[:2]
+
+
+def _unique_consecutive(
+    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if dim is not None and self.dim() != 1:
+        values, inverse, counts = torch.ops.aten.unique_consecutive(self.cpu(), return_inverse, return_counts, dim)
+        return values.to(self.device), inverse.to(self.device), counts.to(self.device)
+    return _groups(self.reshape(-1), None, return_inverse, return_counts, self.shape)
+
+
+def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    if self.dim() != 1 or self.is_floating_point() or self.dtype is torch.bool:
+        raise RuntimeError(f"bincount only supports 1-d non-negative integral inputs, got {self.dtype}{list(self.shape)}")
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError(f"weights should be 1-d and have the same length as input: {self.shape} and {weights.shape}")
+    dtype = torch.int64 if weights is None else torch.float32
+    size = minlength
+    if self.numel():
+        low, high = torch.stack(self.aminmax()).tolist()
+        if low < 0:
+            raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+        size = max(size, high + 1)
+    out = torch.zeros(size, dtype=dtype, device=self.device)
+    added = torch.ones(self.shape, dtype=dtype, device=self.device) if weights is None else weights.to(dtype)
+    return out.index_add_(0, self.long(), added)
+
+
+def _histc(self: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    low, high = float(min), float(max)
+    if low == high and self.numel():
+        low, high = (float(v) for v in torch.stack(self.aminmax()).tolist())
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise RuntimeError(f"range of [{low}, {high}] is not finite")
+    if low > high:
+        raise RuntimeError("max must be larger than min")
+    x = self.reshape(-1)
+    inside = (x >= low) & (x <= high)
+    place = ((torch.where(inside, x, low) - low) * bins / (high - low)).to(torch.int64).clamp(max=bins - 1)
+    counts = torch.zeros(bins, dtype=torch.int64, device=self.device).index_add_(0, place, inside.to(torch.int64))
+    return counts.to(self.dtype)
+
+
+def _mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest of the most frequent values of each row and the last place it is at, as on the CPU."""
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64, device=self.device)
+    line, order = self.movedim(dim, -1).sort(dim=-1, stable=True)
+    n = line.shape[-1]
+    if n == 0:
+        raise IndexError(f"mode(): Expected reduction dim {dim} to have non-zero size.")
+    place = torch.arange(n, dtype=torch.int32, device=self.device).expand(line.shape)
+    starts = torch.ones(line.shape, dtype=torch.bool, device=self.device)
+    starts[..., 1:] = line[..., 1:] != line[..., :-1]
+    length = place - torch.where(starts, place, 0).cummax(-1).values
+    at = length.argmax(-1, keepdim=True)
+    results = [t.gather(-1, at).movedim(-1, dim) for t in (line, order)]
+    return tuple(t if keepdim else t.squeeze(dim) for t in results)  # type: ignore[return-value]
+
+
+def _nanmedian_dim(self: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    if not self.is_floating_point():
+        return self.median(dim, keepdim)
+    if self.dim() == 0:
+        return self.clone(), torch.zeros((), dtype=torch.int64, device=self.device)
+    if self.shape[dim] == 0:
+        raise IndexError(f"nanmedian(): Expected reduction dim {dim} to have non-zero size.")
+    values, places = self.sort(dim=dim, stable=True)  # NaN last
+    at = (((~self.isnan()).sum(dim, keepdim=True) - 1) // 2).clamp(min=0)
+    results = [t.gather(dim, at) for t in (values, places)]
+    return tuple(t if keepdim else t.squeeze(dim) for t in results)  # type: ignore[return-value]
+
+
+def _nanmedian(self: torch.Tensor) -> torch.Tensor:
+    return _nanmedian_dim(self.reshape(-1), 0)[0] if self.numel() else self.median()
+
+
+_CHUNK = 16 << 20  # elements of differences held at once
+
+
+def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float) -> torch.Tensor:
+    """Distances between the rows of (…, P, M) and (…, R, M), batches already broadcast by PyTorch."""
+    rows, columns, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
+    batch = math.prod(x1.shape[:-2])
+    step = max(1, _CHUNK // max(1, batch * columns * width))
+    parts = [
+        torch.linalg.vector_norm(x1[..., i : i + step, None, :] - x2[..., None, :, :], ord=p, dim=-1)
+        for i in range(0, rows, step)
+    ]
+    return torch.cat(parts, -2) if parts else x1.new_empty((*x1.shape[:-2], rows, columns))
+
+
+def _cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
+    if not x1.is_floating_point() or not x2.is_floating_point():
+        raise RuntimeError(f"cdist only supports floating-point dtypes, got {x1.dtype} and {x2.dtype}")
+    if x1.shape[-1] != x2.shape[-1]:
+        raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {x1.shape[-1]} X2: {x2.shape[-1]}")
+    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    x1, x2 = x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:])
+    if x1.shape[-1] == 0:
+        return x1.new_zeros((*batch, x1.shape[-2], x2.shape[-2]))
+    return _cdist(x1, x2, p)
+
+
+for _name, _function in {
+    "_unique2": _unique2,
+    "_unique": _unique,
+    "unique_consecutive": _unique_consecutive,
+    "bincount": _bincount,
+    "histc": _histc,
+    "mode": _mode,
+    "nanmedian.dim": _nanmedian_dim,
+    "nanmedian": _nanmedian,
+    "_cdist_forward": _cdist_forward,
+}.items():
+    _aten.impl(_name, _function, "PrivateUse1")
