@@ -129,7 +129,7 @@ LONG = SHORT + 171  # two launches, and a last tile that is not full
     ),
 )
 def test_positions(heads: int, groups: int, slots: int, dim: int, dtype: torch.dtype, rope: bool) -> None:
-    for position in sorted({0, 15, 16, 31, 32, 63, 64, slots // 2, slots - 1}):
+    for position in sorted({0, 16, 31, 32, slots - 1}):
         if position < slots:
             Step(heads, groups, slots, dim, position, dtype, rope=rope).check()
 
