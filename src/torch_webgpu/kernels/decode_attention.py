@@ -24,6 +24,7 @@ MOST_DIM = 256
 SHORT = 128  # slots up to which one launch does it all
 SPREAD = 256  # workgroups that a long cache is shared out among, at most
 SHARED_BYTES = 16384
+READ_AHEAD = 8  # results of other workgroups that an invocation reads at once
 
 _OUT_OF_RANGE = "attention: position {value} is out of bounds for a cache of {size} slots"
 # Finite masks as low as this mean "never", as long as the row attends to its own, newest slot.
@@ -396,6 +397,7 @@ def _combine(graph: Graph, parts: Tensor, out: Tensor, chunks: int) -> None:
 
     def source(w: Words) -> str:
         rows = max(1, WORKGROUP // d)
-        return render("decode_attention_combine", w=w, workgroup=WORKGROUP, D=d, parts=rows, out=_store(out, mode))
+        context = {"workgroup": WORKGROUP, "D": d, "parts": rows, "batch": READ_AHEAD, "out": _store(out, mode)}
+        return render("decode_attention_combine", w=w, **context)
 
     graph.launch("decode_combine", [("p", parts, "r"), ("o", out, mode)], words, source, (h, b, 1), d)

@@ -60,8 +60,48 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
   let z = g.z;
   let h0 = g.y * {{ heads }}u;
   let hk = h0 / {{ w.repeat }};
+  // Everything is read before anything is stored, so that one latency is paid.
   {% if position %}
   let given = {{ position }};
+  {% endif %}
+  {% set steps = (heads * width + workgroup - 1) // workgroup %}
+  {% for u in range(steps) %}
+  var q{{ u }} = {{ value }}();
+  {% if (u + 1) * workgroup > heads * width %}
+  if (l + {{ u * workgroup }}u < {{ heads * width }}u) {
+  {% else %}
+  {
+  {% endif %}
+    let h = h0 + (l + {{ u * workgroup }}u) / WIDTH;
+    let c = (l + {{ u * workgroup }}u) % WIDTH;
+    {% if per == 1 %}
+    q{{ u }} = q_at(z, h, c);
+    {% else %}
+    q{{ u }} = vec2<f32>(q_at(z, h, 2u * c), q_at(z, h, 2u * c + 1u));
+    {% endif %}
+  }
+  {% endfor %}
+  {% if fresh %}
+  var new_k = {{ value }}();
+  var new_v = {{ value }}();
+  if (l < WIDTH) {
+    {% if per == 1 %}
+    new_k = k_at(z, hk, l);
+    new_v = {{ ld("v", "z", "hk", "l") }};
+    {% else %}
+    new_k = vec2<f32>(k_at(z, hk, 2u * l), k_at(z, hk, 2u * l + 1u));
+    new_v = vec2<f32>({{ ld("v", "z", "hk", "2u * l") }}, {{ ld("v", "z", "hk", "2u * l + 1u") }});
+    {% endif %}
+  }
+  {% endif %}
+  {% for u in range(steps) %}
+  {% if (u + 1) * workgroup > heads * width %}
+  if (l + {{ u * workgroup }}u < {{ heads * width }}u) { query[l + {{ u * workgroup }}u] = q{{ u }} * {{ w.expr("scale", "f") }}; }
+  {% else %}
+  query[l + {{ u * workgroup }}u] = q{{ u }} * {{ w.expr("scale", "f") }};
+  {% endif %}
+  {% endfor %}
+  {% if position %}
   let valid = given.y == 0u && given.x < {{ w.L }};
   let slot_new = select(0xffffffffu, given.x, valid);
   if (l == 0u) {
@@ -69,36 +109,26 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
     if (!valid && chunk == 0u) { fail_e({{ w.error }}, given, {{ w.L }}); }
   }
   {% endif %}
-  for (var i = l; i < {{ heads * width }}u; i += {{ workgroup }}u) {
-    let h = h0 + i / WIDTH;
-    let c = i % WIDTH;
-    {% if per == 1 %}
-    query[i] = q_at(z, h, c) * {{ w.expr("scale", "f") }};
-    {% else %}
-    query[i] = vec2<f32>(q_at(z, h, 2u * c), q_at(z, h, 2u * c + 1u)) * {{ w.expr("scale", "f") }};
-    {% endif %}
-  }
   {% if fresh %}
-  let writes = valid && chunk == 0u && h0 % {{ w.repeat }} == 0u;
-  for (var c = l; c < WIDTH; c += {{ workgroup }}u) {
+  if (l < WIDTH) {
     {% if per == 1 %}
-    let new_k = k_at(z, hk, c);
-    let new_v = {{ ld("v", "z", "hk", "c") }};
-    fresh_k[c] = {{ pack.format("new_k") }};
-    fresh_v[c] = {{ pack.format("new_v") }};
+    let word_k = {{ pack.format("new_k") }};
+    let word_v = {{ pack.format("new_v") }};
     {% else %}
-    fresh_k[c] = {{ pack.format("k_at(z, hk, 2u * c)", "k_at(z, hk, 2u * c + 1u)") }};
-    fresh_v[c] = {{ pack.format(ld("v", "z", "hk", "2u * c"), ld("v", "z", "hk", "2u * c + 1u")) }};
+    let word_k = {{ pack.format("new_k.x", "new_k.y") }};
+    let word_v = {{ pack.format("new_v.x", "new_v.y") }};
     {% endif %}
-    if (writes) {
+    fresh_k[l] = word_k;
+    fresh_v[l] = word_v;
+    if (valid && chunk == 0u && h0 % {{ w.repeat }} == 0u) {
       let at_k = z * {{ w.kc_z }} + hk * {{ w.kc_h }} + slot_new * {{ w.kc_l }};
       let at_v = z * {{ w.vc_z }} + hk * {{ w.vc_h }} + slot_new * {{ w.vc_l }};
       {% if per == 1 %}
-      st_kc(at_k + c * {{ w.kc_d }}, new_k);
-      st_vc(at_v + c * {{ w.vc_d }}, new_v);
+      st_kc(at_k + l * {{ w.kc_d }}, new_k);
+      st_vc(at_v + l * {{ w.vc_d }}, new_v);
       {% else %}
-      st_kc(at_k / 2u + c, fresh_k[c]);
-      st_vc(at_v / 2u + c, fresh_v[c]);
+      st_kc(at_k / 2u + l, word_k);
+      st_vc(at_v / 2u + l, word_v);
       {% endif %}
     }
   }

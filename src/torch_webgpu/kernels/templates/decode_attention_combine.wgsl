@@ -8,6 +8,14 @@ var<workgroup> row: array<f32, {{ workgroup }}>;
 @compute @workgroup_size({{ workgroup }})
 fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l: u32) {
   let line = (g.y * {{ w.H }} + g.x) * {{ w.chunks }};
+  let d = l % {{ D }}u;
+  let part = l / {{ D }}u;
+  let last = {{ w.chunks }} - 1u;
+  // The first results are read together with the statistics.
+  {% for i in range(batch) %}
+  let at{{ i }} = part + {{ i * parts }}u;
+  let x{{ i }} = ld_p((line + min(at{{ i }}, last)) * {{ D }}u + d);
+  {% endfor %}
   var top = -inf_();
   var total = 0.0;
   if (l < {{ w.chunks }}) {
@@ -34,19 +42,19 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
   for (var i = 0u; i < SIDE; i++) { sum += fold[i]; }
   let inverse = select(1.0 / sum, 0.0, sum == 0.0);
 
-  let d = l % {{ D }}u;
-  let part = l / {{ D }}u;
   var acc = 0.0;
   if (part < {{ parts }}u) {
-    let last = {{ w.chunks }} - 1u;
-    for (var c = part; c <= last; c += {{ 4 * parts }}u) {
+    {% for i in range(batch) %}
+    if (at{{ i }} <= last) { let f = scale[at{{ i }}]; acc += select(0.0, x{{ i }} * f, f != 0.0); }
+    {% endfor %}
+    for (var c = part + {{ batch * parts }}u; c <= last; c += {{ 4 * parts }}u) {
       {% for i in range(4) %}
       let c{{ i }} = min(c + {{ i * parts }}u, last);
-      let x{{ i }} = ld_p((line + c{{ i }}) * {{ D }}u + d);
+      let y{{ i }} = ld_p((line + c{{ i }}) * {{ D }}u + d);
       {% endfor %}
       {% for i in range(4) %}
       let f{{ i }} = scale[c{{ i }}];
-      acc += select(0.0, x{{ i }} * f{{ i }}, c + {{ i * parts }}u <= last && f{{ i }} != 0.0);
+      acc += select(0.0, y{{ i }} * f{{ i }}, c + {{ i * parts }}u <= last && f{{ i }} != 0.0);
       {% endfor %}
     }
   }
