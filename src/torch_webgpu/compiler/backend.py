@@ -64,7 +64,9 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         inputs, run the graph eagerly.
     """
     if options:
-        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
+        raise TypeError(
+            f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level"
+        )
     prepared = prepare(module)
     run = aot_autograd(
         fw_compiler=_compile,
