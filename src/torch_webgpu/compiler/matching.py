@@ -63,15 +63,27 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Additions of zero and products with one, where neither dtype nor shape change."""
+    """Additions of zero and products with one that change neither dtype nor shape, and copies made only to be copied."""
     graph = module.graph
     for node in list(graph.nodes):
         if is_op(node, aten.add.Tensor) and not node.kwargs:
             _drop_operand(node, 0.0)
         elif is_op(node, aten.mul.Tensor):
             _drop_operand(node, 1.0)
+        elif is_op(node, aten.copy.default):
+            _drop_copy(node)
     graph.eliminate_dead_code()
     return module
+
+
+def _drop_copy(node: fx.Node) -> None:
+    """``copy_(x, copy(y, source))`` reads the source itself."""
+    source = node.args[1]
+    if not isinstance(source, fx.Node) or shape(source) != shape(node) or dtype(source) != dtype(node):
+        return
+    if all(is_op(user, aten.copy_.default) and user.args[0] is not node for user in node.users):
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
 
 
 def _drop_operand(node: fx.Node, neutral: float) -> None:
