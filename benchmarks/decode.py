@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import gc
 import json
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch_webgpu
 from benchmarks.generate import QWEN2_5_0_5B
 from torch_webgpu.compiler.backend import compiled
 from torch_webgpu.llm.generate import Generator
+from torch_webgpu.llm.quant import quantise
 
 SIZES = {
     "0.5B": QWEN2_5_0_5B,
@@ -32,6 +35,15 @@ SIZES = {
     },
 }
 PROMPT = 16
+_UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs": True}  # Inductor: a kernel an op, replayed
+
+
+def make_model(size: str, dtype: str, device: str, layers: int | None) -> Any:
+    """A model with random weights, made where it will run."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**{**SIZES[size], **({"num_hidden_layers": layers} if layers else {})})
+    with torch.device(device):
+        return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
 def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
@@ -45,14 +57,9 @@ def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
     return found
 
 
-def on_webgpu(model: Any, length: int, tokens: int, runs: int, quantize: str | None, detail: bool) -> dict[str, Any]:
+def on_webgpu(model: Any, length: int, tokens: int, runs: int, detail: bool) -> dict[str, Any]:
     """Compiled decoding: device-resident loop, and the same through the streaming generator."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    if quantize:
-        from torch_webgpu.llm.quant import quantise
-
-        model = quantise(model, quantize)  # type: ignore[arg-type]
-    model = model.to("webgpu")
+    weights = sum(t.numel() * t.element_size() for t in {*model.parameters(), *model.buffers()})
     torch.webgpu.synchronize()  # type: ignore[attr-defined]
     start = time.perf_counter()
     generator = Generator(model, length)
@@ -79,7 +86,8 @@ def on_webgpu(model: Any, length: int, tokens: int, runs: int, quantize: str | N
     start_stream = time.perf_counter()
     streamed = list(generator.stream(prompt, tokens))
     stream = len(streamed) / (time.perf_counter() - start_stream)
-    plan = compiled[-1].plans[-1]
+    assert generator._step is not None
+    plan = generator._step[0].plans[-1]
     parts = breakdown(generator) if detail else []
     return {
         "tokens_per_second": loop,
@@ -141,9 +149,7 @@ def breakdown(generator: Generator) -> list[dict[str, Any]]:
 
 
 def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[str, Any]:
-    """torch.compile with a static cache and the argmax on the device."""
-    torch._dynamo.reset()
-    model = model.to("cuda")
+    """torch.compile with a static cache and the argmax on the device; ``unfused`` is CUDA graphs of a kernel an op."""
     cache = StaticCache(config=model.config, max_cache_len=length)
     prompt = torch.arange(1, PROMPT + 1, device="cuda")[None]
     with torch.inference_mode():
@@ -152,7 +158,8 @@ def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[
     def forward(token: torch.Tensor) -> torch.Tensor:
         return model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
 
-    step = torch.compile(forward, mode=mode, fullgraph=True) if mode != "eager" else forward
+    how: dict[str, Any] = {"options": _UNFUSED} if mode == "unfused" else {"mode": mode}
+    step = torch.compile(forward, fullgraph=True, **how) if mode != "eager" else forward
     state = {"token": logits[:, -1:].argmax(-1)}
 
     def steps(count: int) -> None:
@@ -171,44 +178,63 @@ def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[
     return {"tokens_per_second": found, "median": statistics.median(found), "compile_s": compile_s}
 
 
+def variants(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """(device, variant): fusion levels and kinds of weights on webgpu, modes of torch.compile on CUDA."""
+    for device in args.devices.split(","):
+        for variant in (args.levels if device == "webgpu" else args.cuda_modes).split(","):
+            yield device, variant
+
+
+def measure(args: argparse.Namespace, size: str, dtype: str, device: str, variant: str) -> dict[str, Any]:
+    """One line of the result."""
+    row: dict[str, Any] = {"size": size, "dtype": dtype, "device": device, "variant": variant, "torch": torch.__version__}
+    torch._dynamo.reset()  # levels differ in nothing that Dynamo looks at
+    model = make_model(size, dtype, device, args.layers)
+    if device != "webgpu":
+        return row | on_cuda(model, args.length, args.tokens, args.runs, variant)
+    properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
+    row |= {"adapter": properties.name, "implementation": properties.implementation}
+    quantised_to = variant if variant in ("int8", "int4") else None
+    if quantised_to is not None:
+        model = quantise(model, quantised_to)  # type: ignore[arg-type]
+    level = "full" if quantised_to else variant
+    object.__setattr__(torch_webgpu.config.config, "fusion", level)  # as TORCH_WEBGPU_FUSION, for a process that tries all
+    return row | on_webgpu(model, args.length, args.tokens, args.runs, args.breakdown)
+
+
 def main() -> None:
-    """Measures and prints; ``--out`` writes JSON."""
+    """Measures and prints; ``--out`` writes JSON after every line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--sizes", default="0.5B")
+    parser.add_argument("--sizes", default="0.5B", help="of " + ", ".join(SIZES))
     parser.add_argument("--dtypes", default="float32,float16")
-    parser.add_argument("--devices", default="webgpu")
-    parser.add_argument("--quantize", default="")
-    parser.add_argument("--cuda-mode", default="reduce-overhead")
+    parser.add_argument("--devices", default="webgpu", help="webgpu, cuda, or both")
+    parser.add_argument("--levels", default="full", help="of none, pointwise, full, and int8, int4 (weights)")
+    parser.add_argument("--cuda-modes", default="reduce-overhead", help="of torch.compile's modes, unfused, and eager")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--breakdown", action="store_true")
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for size in args.sizes.split(","):
         for dtype in args.dtypes.split(","):
-            torch.manual_seed(0)
-            shape = {**SIZES[size], **({"num_hidden_layers": args.layers} if args.layers else {})}
-            model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype)).eval()
-            for device in args.devices.split(","):
-                row: dict[str, Any] = {"size": size, "dtype": dtype, "device": device, "torch": torch.__version__}
-                if device == "webgpu":
-                    properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
-                    row |= {"adapter": properties.name, "implementation": properties.implementation}
-                    row |= on_webgpu(model, args.length, args.tokens, args.runs, args.quantize or None, args.breakdown)
-                    row["quantize"] = args.quantize
-                    row["fusion"] = torch_webgpu.config.config.fusion
-                else:
-                    row |= on_cuda(model, args.length, args.tokens, args.runs, args.cuda_mode)
-                rows.append(row)
-                shown = {k: v for k, v in row.items() if k not in ("tokens_per_second", "memory", "kernels", "breakdown")}
-                print(json.dumps(shown), flush=True)
-                for part in row.get("breakdown", []):
+            for device, variant in variants(args):
+                start = time.perf_counter()
+                try:
+                    rows.append(measure(args, size, dtype, device, variant))
+                except RuntimeError as e:
+                    rows.append({"size": size, "dtype": dtype, "device": device, "variant": variant, "error": repr(e)})
+                rows[-1]["took_s"] = time.perf_counter() - start
+                compiled.clear()  # it holds the plans
+                gc.collect()
+                hidden = ("tokens_per_second", "memory", "kernels", "breakdown", "tokens")
+                print(json.dumps({k: v for k, v in rows[-1].items() if k not in hidden}), flush=True)
+                for part in rows[-1].get("breakdown", []):
                     print("  {us_per_token:8.1f} us {count:4d} x {us:7.2f} us {gb_s:7.0f} GB/s  {kind}".format(**part))
-    if args.out:
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+                if args.out:
+                    args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

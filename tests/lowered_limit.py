@@ -124,6 +124,25 @@ def check(names: list[str]) -> None:
                 raise AssertionError(f"{name}: a row beyond the limit raised nothing")
 
 
+def check_random() -> None:
+    """A large fill gives the numbers of small ones in a row; a strided one that cannot be cut says so."""
+    for dtype, fill in ((torch.float32, "normal_"), (torch.float16, "uniform_"), (torch.int64, "random_")):
+        torch.manual_seed(3)
+        large = getattr(torch.empty(400, 150, dtype=dtype, device="webgpu"), fill)()
+        torch.manual_seed(3)
+        small = [getattr(torch.empty(6000, dtype=dtype, device="webgpu"), fill)() for _ in range(10)]
+        assert torch.equal(large.flatten().cpu(), torch.cat([t.cpu() for t in small])), fill
+    base = torch.zeros(400, 150, device="webgpu")
+    torch.manual_seed(3)
+    base.t().normal_()
+    torch.manual_seed(3)
+    assert torch.equal(base.t().cpu(), torch.randn(150, 400, device="webgpu").cpu())
+    with torch.no_grad():
+        dropped = torch.nn.functional.dropout(torch.ones(400, 150, device="webgpu"), 0.25)
+    assert 0.7 < dropped.bool().float().mean().item() < 0.8
+
+
 if __name__ == "__main__":
     lower_the_limit()
     check(sys.argv[1:])
+    check_random()

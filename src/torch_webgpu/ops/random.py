@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import wgsl
+from ..errors import LimitError
 from ..kernels.pointwise import (
     LINEAR,
     MAIN,
@@ -22,8 +23,10 @@ from ..kernels.pointwise import (
     index_code,
     index_words,
 )
+from ..pieces import margin
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
+from ..runtime import device
 from ..wgsl import BF16, BOOL, F16, F32, DType, cast
 from .creation import fill
 
@@ -130,6 +133,10 @@ def draw(
     if out.numel == 0:
         return out
     tensors = {"o": out} | ({"p": parameter} if parameter is not None else {}) | ({"m": mask} if mask is not None else {})
+    if max(t.extent * t.dtype.itemsize for t in tensors.values()) > margin():
+        for part in _parts(tensors, how.per_counter):
+            draw(graph, how, part["o"], generator, part.get("p"), part.get("m"))
+        return out
     walks = {name: _walk(t) for name, t in tensors.items()}
     per = how.per_counter
     counters = -(-out.numel // per)
@@ -152,6 +159,24 @@ def draw(
     static = (how.name, how.value, how.setup, how.cls, how.lanes, tuple(how.numbers), ranks)
     graph.launch("random", args, words, source, grid(counters, WORKGROUP), static)
     return out
+
+
+def _parts(tensors: dict[str, Tensor], per: int) -> list[dict[str, Tensor]]:
+    """Two parts in row-major order, of which the first takes whole counters, so that the numbers stay the same."""
+    sizes = tensors["o"].sizes
+    if all(t.contiguous for t in tensors.values()):
+        sizes = (tensors["o"].numel,)
+        tensors = {name: t.view(sizes, (1,)) for name, t in tensors.items()}
+    dim = next(d for d, n in enumerate(sizes) if n > 1)
+    rows = per // math.gcd(per, math.prod(sizes[dim + 1 :]))
+    first = sizes[dim] // 2 // rows * rows
+    if not first:
+        raise LimitError(
+            f"random numbers for a strided tensor of shape {list(sizes)}, which exceeds the largest storage binding of "
+            f"{device().limits['maxStorageBufferBindingSize']} bytes and cannot be cut; fill a contiguous one"
+        )
+    cuts = ((0, first), (first, sizes[dim] - first))
+    return [{name: t.narrow(dim, start, length) for name, t in tensors.items()} for start, length in cuts]
 
 
 def _draw_source(w: Words, how: Draw, tensors: dict[str, Tensor], ranks: dict[str, int], whole: dict[str, bool]) -> str:
