@@ -275,7 +275,7 @@ def fuse_pointwise(module: Module) -> Module:
         steps[i] = None
         for b in sources:
             flow.readers[b] = sorted({*(r for r in flow.readers[b] if r != i), *readers})
-    return Module([s for s in steps if s is not None], module.outputs, module.created, module.may_fail, module.notes)
+    return module.with_steps(steps)
 
 
 def constant_operand(x: Any) -> bool:

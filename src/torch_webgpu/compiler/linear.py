@@ -157,13 +157,13 @@ class RmsNorm:
 # ---------------------------------------------------------------------------------------------------- lowerings
 
 
-def lower_rms_norm(graph: DeferredGraph, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def lower_rms_norm(graph: DeferredGraph, x: Tensor, gain: Tensor, eps: Any) -> Tensor:
     """RMS norm over the last dimension."""
     entry = entry_of("_fused_rms_norm")
     assert entry is not None
     x = contiguous(graph, x)
     start = len(graph.collected)
-    epsilon = Scalar(graph, -1, False, eps, x.dtype, True)
+    epsilon = eps if isinstance(eps, Scalar) else Scalar(graph, -1, False, eps, x.dtype, True)
     out = apply(graph, entry, [x, list(gain.sizes), gain, epsilon])[0]
     kernels = graph.collected[start:]
     del graph.collected[start:]
