@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ..config import config
 from ..registry import entry_of
+from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
@@ -29,7 +30,7 @@ compiled: list[CompiledGraph] = []
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of everything that has no lowering of its own."""
-    chosen = {}
+    chosen = foreach.decompositions()
     for op, function in decomposition_table.items():
         if not isinstance(op, torch._ops.OpOverload) or entry_of(key_of(op)) is not None or handler_of(op) is not None:
             continue
