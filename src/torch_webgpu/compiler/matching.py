@@ -80,9 +80,13 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Additions of zero and products with one, where neither dtype nor shape change."""
+    """Without additions of zero, products with one, and slices of everything, where neither dtype nor shape change."""
     graph = module.graph
     for node in list(graph.nodes):
+        if is_op(node, aten.slice.Tensor) and shape(node) == shape(node.args[0]) and argument(node, 4, "step", 1) == 1:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+            continue
         if is_op(node, aten.add.Tensor) and not node.kwargs:
             _drop_operand(node, 0.0)
         elif is_op(node, aten.mul.Tensor):
