@@ -296,7 +296,26 @@ def _decode(node: fx.Node) -> tuple[Any, ...] | None:
         (q, cos, sin), k = q.args, k.args[0]  # type: ignore[assignment]
     for update in (keys, values):
         update.meta["replaced"] = True  # type: ignore[union-attr]
+    if _up_to(mask, k_at, shape(k_cache)[2]):  # type: ignore[arg-type]
+        mask = None  # what the kernel does by itself
     return q, k, v, k_cache, v_cache, k_at, mask, cos, sin, scale
+
+
+def _up_to(mask: Any, position: fx.Node, slots: Any) -> bool:
+    """Whether a mask is ``arange(slots) <= position`` along the last dimension, the same for all rows."""
+    mask = _without_views(mask)
+    if not is_op(mask, aten.le.Tensor) or shape(mask)[-1] != slots or any(n != 1 for n in shape(mask)[:-1]):
+        return False
+    every, last = map(_without_views, mask.args)
+    counts = is_op(every, aten.arange.default, aten.arange.start, aten.arange.start_step)
+    return counts and every.args in ((slots,), (0, slots), (0, slots, 1)) and last is _without_views(position)
+
+
+def _without_views(node: Any) -> Any:
+    """The tensor whose elements a chain of views that keeps their order shows."""
+    while is_op(node, aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.alias.default):
+        node = node.args[0]
+    return node
 
 
 def _erase_written(module: fx.GraphModule) -> None:

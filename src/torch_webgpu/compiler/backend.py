@@ -66,7 +66,9 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         inputs, run the graph eagerly.
     """
     if options:
-        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
+        raise TypeError(
+            f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level"
+        )
     if lives_on_cpu(module):
         resident = CpuResident(prepare(module), example_inputs, _compile_for_device)
         return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap

@@ -210,9 +210,7 @@ def _with_parts(module: fx.GraphModule) -> list[fx.Node]:
     return nodes
 
 
-def _part(
-    module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node]]:
+def _part(module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """A graph of some nodes in order, and the nodes outside that it takes as inputs; sizes are worked out again inside."""
     graph = fx.Graph()
     inside: dict[fx.Node, fx.Node] = {}

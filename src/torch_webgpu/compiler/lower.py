@@ -42,7 +42,6 @@ def inputs_of(graph: DeferredGraph, metas: Sequence[Any]) -> list[Any]:
     return values
 
 
-
 def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
     """Lowers a graph for concrete inputs.
 
