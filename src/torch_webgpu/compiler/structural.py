@@ -244,13 +244,6 @@ def _convolution_backward(graph: Graph, op: Any, args: list[Any], kwargs: dict[s
     return [r if wanted else None for r, wanted in zip(results, mask, strict=True)]
 
 
-@structural("convolution")
-def _convolution(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    entry = entry_of("convolution_overrideable")
-    assert entry is not None
-    return apply(graph, entry, args)[0]
-
-
 @structural("_scaled_dot_product_fused_attention_overrideable")
 def _attention(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     q, k, v, mask, dropout, causal = (*args, None, 0.0, False)[:6] if len(args) == 3 else (*args, 0.0, False)[:6]
