@@ -67,6 +67,11 @@ class CompiledGraph:
         self._op_by_op = False  # or op by op, from its source
         self._numbers = _number_outputs(self.module)
 
+    @property
+    def degraded(self) -> bool:
+        """Whether it runs in pieces or op by op, instead of as one plan."""
+        return self._op_by_op or self._fallback is not None
+
     def __call__(self, args: list[Any]) -> list[Any]:
         for calls in _recorders:
             calls.append((self, list(args)))
