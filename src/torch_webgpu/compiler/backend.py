@@ -41,8 +41,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     source = fx.GraphModule(module, fx.Graph())
     source.graph = _copy(module.graph)
-    rewritten = rewrite(module, config.fusion)
-    graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
+    level = config.fusion
+    graph = CompiledGraph(rewrite(module, level), source, lambda lowered: fuse(lowered, level))
     compiled.append(graph)
     return graph
 
