@@ -1,4 +1,4 @@
-"""Convolutions as structured steps: arithmetic on their results runs in their kernel, zeros around their input are not made."""
+"""Convolutions as structured steps: their kernel does the arithmetic on its results, and makes up zeros around its input."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Conv:
 
 
 @structural("convolution")
-def _convolution(graph: DeferredGraph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+def _convolution(graph: Any, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
     x, weight, bias, *rest = args
     return _collect(graph, x, weight, bias, *geometry(graph, x, weight, bias, *rest), rest[-1])
 

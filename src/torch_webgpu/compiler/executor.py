@@ -107,8 +107,9 @@ class CompiledGraph:
 
     def _replay(self, inputs: list[Any], times: int) -> list[Any]:
         if self._fallback is None:
-            results: list[Any] = _C.run_plans(self._handle, inputs, times)
-            return results
+            found = _C.run_plans(self._handle, inputs, times)
+            assert found is not None  # Python made the plan, and raised where it could not
+            return list(found)
         for _ in range(times):
             results = self._fallback(list(inputs))
         return results

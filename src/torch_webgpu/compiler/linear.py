@@ -232,10 +232,8 @@ def _linear(graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, .
     m = product(lead)
     if m == 0 or n == 0 or k == 0 or x.sizes[-1] != k:
         return None
-    if x.ndim == 2 and m > MAX_ROWS:
-        rows = x  # the tiled kernel reads any strides
-    else:
-        rows = contiguous(graph, x).view((m, k), (k, 1))
+    free = x.ndim == 2 and m > MAX_ROWS  # the tiled kernel reads any strides
+    rows = x if free else contiguous(graph, x).view((m, k), (k, 1))
     out = graph.new((*lead, n), x.dtype)
     flat = out.view((m, n), (n, 1))
     extras: list[Any] = []

@@ -147,7 +147,7 @@ def correlate(
     groups: int,
     epilogue: Epilogue | None = None,
 ) -> None:
-    """``out[n, c, o] = epilogue(bias[c] + Σ x[n, c', at(o, k)] · weight)``, all five-dimensional, ``out`` new and contiguous."""
+    """``out[n, c, o] = epilogue(bias[c] + Σ x[n, c', at(o, k)] · weight)``, five-dimensional, ``out`` new and contiguous."""
     epilogue = epilogue or Epilogue()
     if out.numel == 0:
         return
