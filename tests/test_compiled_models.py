@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from torch_webgpu.compiler import backend
 from torch_webgpu.compiler.executor import CompiledGraph
+from torch_webgpu.llm.generate import Generator, padded_size
 
 LEVELS = ("none", "pointwise", "full")
 
@@ -359,6 +360,27 @@ def test_generate_with_a_static_cache_stays_compiled() -> None:
     assert torch.equal(got.cpu(), expected)
     assert len(graphs()) <= 3
     assert len(backend.compiled[-1].plans) == 1
+
+
+def test_prompts_of_every_length_share_a_graph_and_few_plans() -> None:
+    model = models.causal("qwen2-6-1")
+    generator = Generator(copy.deepcopy(model).to("webgpu"), 100)
+    for length in (5, 40, 1, 33, 16, 17, 97):
+        ids = torch.randint(1, models.VOCABULARY, (1, length))
+        count = min(5, 100 - length)
+        expected = model.generate(ids, max_new_tokens=count, do_sample=False)[0, length:].tolist()
+        assert generator(ids, count) == expected, length
+    prompt, step = graphs(2)
+    assert len(prompt.plans) == len({padded_size(n, 100) for n in (5, 40, 33, 17, 97)})
+    assert len(step.plans) == 1
+
+
+def test_padded_sizes_are_few_and_near() -> None:
+    for length in (2, 10, 100, 4096):
+        sizes = [padded_size(n, length) for n in range(1, length)]
+        assert all(n <= size <= length for n, size in enumerate(sizes, 1))
+        assert all(size <= max(16, 1.25 * n) for n, size in enumerate(sizes, 1))
+        assert len(set(sizes)) <= 45
 
 
 # ---------------------------------------------------------------------------------------------------- models on the CPU

@@ -110,10 +110,10 @@ def fuse_epilogues(module: Module) -> Module:
     """Elementwise steps that are the only readers of a linear layer's or a convolution's result run in its kernel."""
     steps: list[Step | None] = list(module.steps)
     kept = module.output_buffers()
+    flow = Flow(steps)
     changed = True
     while changed:
         changed = False
-        flow = Flow(steps)
         for i, layer in enumerate(steps):
             if not isinstance(layer, (Linear, Conv)) or not is_temporary(module, kept, layer.out):
                 continue
@@ -131,8 +131,8 @@ def fuse_epilogues(module: Module) -> Module:
                 new = join(consumer, layer)
             if new is not None:
                 steps[at], steps[i] = new, None
+                flow.move(layer, i, at)
                 changed = True
-                break
     return module.with_steps(steps)
 
 
