@@ -379,7 +379,7 @@ def test_padded_sizes_are_few_and_near() -> None:
     for length in (2, 10, 100, 4096):
         sizes = [padded_size(n, length) for n in range(1, length)]
         assert all(n <= size <= length for n, size in enumerate(sizes, 1))
-        assert all(size <= max(16, 1.25 * n) for n, size in enumerate(sizes, 1))
+        assert all(size - n < max(16, n / 4) for n, size in enumerate(sizes, 1))
         assert len(set(sizes)) <= 45
 
 
