@@ -80,7 +80,10 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Without additions of zero, products with one, and slices of everything, where neither dtype nor shape change."""
+    """Without additions of zero, products with one, slices of everything, and copies made only to be copied.
+
+    Neither dtype nor shape change.
+    """
     graph = module.graph
     for node in list(graph.nodes):
         if is_op(node, aten.slice.Tensor) and shape(node) == shape(node.args[0]) and argument(node, 4, "step", 1) == 1:
@@ -91,8 +94,20 @@ def simplify(module: fx.GraphModule) -> fx.GraphModule:
             _drop_operand(node, 0.0)
         elif is_op(node, aten.mul.Tensor):
             _drop_operand(node, 1.0)
+        elif is_op(node, aten.copy.default):
+            _drop_copy(node)
     graph.eliminate_dead_code()
     return module
+
+
+def _drop_copy(node: fx.Node) -> None:
+    """``copy_(x, copy(y, source))`` reads the source itself."""
+    source = node.args[1]
+    if not isinstance(source, fx.Node) or shape(source) != shape(node) or dtype(source) != dtype(node):
+        return
+    if all(is_op(user, aten.copy_.default) and user.args[0] is not node for user in node.users):
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
 
 
 def _drop_operand(node: fx.Node, neutral: float) -> None:
