@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..kernels.decode_attention import Rope, decode_attention
-from ..kernels.pointwise import emit
-from ..recipe import Graph, Scalar, Tensor
+from ..kernels.pointwise import collapse, index_code, index_words
+from ..ops.gather import gather
+from ..recipe import Graph, Scalar, Tensor, Words
 from ..registry import apply, entry_of
 from ..wgsl import F32
 from .ir import DeferredGraph
@@ -22,20 +24,37 @@ from .matching import argument, aten, constant_value, is_op, replace_with, shape
 
 
 def lower_rope(graph: DeferredGraph, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x * cos + cat(-x[D/2:], x[:D/2]) * sin`` along the last dimension, in two launches without copies."""
-    half = x.sizes[-1] // 2
+    """``x * cos + cat(-x[D/2:], x[:D/2]) * sin`` along the last dimension of a tensor of any rank, in one launch."""
     out = graph.new(x.sizes, x.dtype)
-    cos, sin = cos.expand(x.sizes), sin.expand(x.sizes)
-    last = x.ndim - 1
-    for start, other, sign in ((0, half, "-"), (half, 0, "+")):
-        part = [t.narrow(last, start, half) for t in (x, cos, sin)]
-        rotated = x.narrow(last, other, half)
-        target = out.narrow(last, start, half)
-        emit(graph, f"({{0}} * {{1}} {sign} {{3}} * {{2}})", [*part, rotated], ["f"] * 4, "f", target, "rope")
-    return out
+    tensors = {"x": x, "c": cos.expand(x.sizes), "s": sin.expand(x.sizes)}
+    sizes, strides = collapse(x.sizes[:-1], [t.strides[:-1] for t in tensors.values()])
+    places = dict(zip(tensors, strides, strict=True))
+
+    def words(w: Words) -> None:
+        w.u32("D", x.sizes[-1])
+        index_words(w, sizes, places)
+        for name, t in tensors.items():
+            w.u32(f"{name}d", t.strides[-1])
+
+    def functions(w: Words) -> str:
+        half = f"({w.D} / 2u)"
+        at = {name: f"x_{name} + d * {w.expr(f'{name}d')}" for name in tensors}
+        return (
+            f"fn value_(i: u32) -> f32 {{\nlet d = i % {w.D}; let row = i / {w.D};\n"
+            f"{index_code(w, len(sizes), list(tensors), 'row')}\n"
+            f"let other = ld_x(x_x + select(d - {half}, d + {half}, d < {half}) * {w.expr('xd')});\n"
+            f"return ld_x({at['x']}) * ld_c({at['c']}) + select(other, -other, d < {half}) * ld_s({at['s']});\n}}"
+        )
+
+    return gather(graph, "rope", out, list(tensors.items()), words, functions, len(sizes))
 
 
-ROPE = Fused("rope", lower_rope)
+def _eager_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat((-high, low), -1) * sin
+
+
+ROPE = Fused("rope", lower_rope, _eager_rope)
 
 
 def rotary_embeddings(module: fx.GraphModule) -> fx.GraphModule:
@@ -98,7 +117,7 @@ def lower_attention(
     return found
 
 
-ATTENTION = Fused("attention", lower_attention)
+ATTENTION = Fused("attention", lower_attention, lambda *args: torch.ops.webgpu.attention(*args))
 _SDPA = aten._scaled_dot_product_fused_attention_overrideable.default
 
 
@@ -113,8 +132,9 @@ def attentions(module: fx.GraphModule) -> fx.GraphModule:
         q, k, v = node.args[:3]
         width = shape(q)[-1]
         scale = node.kwargs.get("scale")
-        if scale is None:
-            scale = width**-0.5
+        if scale is None and not isinstance(width, int):
+            continue
+        scale = width**-0.5 if scale is None else scale
         keys, values = _before_repeat(k), _before_repeat(v)
         if (keys is None) != (values is None):
             keys = values = None
@@ -234,7 +254,27 @@ def _table(t: Tensor, batch: int) -> Tensor:
     return t
 
 
-DECODE_ATTENTION = Fused("decode_attention", lower_decode)
+def _eager_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    position: torch.Tensor,
+    mask: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    if cos is not None and sin is not None:
+        q, k = _eager_rope(q, cos, sin), _eager_rope(k, cos, sin)
+    k_cache.index_copy_(2, position, k)
+    v_cache.index_copy_(2, position, v)
+    found: torch.Tensor = torch.ops.webgpu.attention(q, k_cache, v_cache, mask, False, scale)
+    return found
+
+
+DECODE_ATTENTION = Fused("decode_attention", lower_decode, _eager_decode)
 
 
 def decode_attentions(module: fx.GraphModule) -> fx.GraphModule:
@@ -254,7 +294,8 @@ def decode_attentions(module: fx.GraphModule) -> fx.GraphModule:
 def _decode(node: fx.Node) -> tuple[Any, ...] | None:
     q, keys, values, mask, causal, scale = node.args
     assert isinstance(q, fx.Node)
-    if causal or shape(q)[2] != 1 or shape(q)[3] > 256 or shape(q)[3] % 2:  # type: ignore[operator]
+    width = shape(q)[3]
+    if causal or shape(q)[2] != 1 or not isinstance(width, int) or width > 256 or width % 2:
         return None
     for update in (keys, values):
         if not is_op(update, aten.index_copy_.default) or single_user(update) is not node:  # type: ignore[arg-type]

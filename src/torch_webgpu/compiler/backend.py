@@ -13,10 +13,12 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ..config import config
 from ..registry import entry_of
+from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
-from .prepare import alias_pattern, may_mutate, prepare
+from .prepare import AliasPattern, alias_pattern, may_mutate, prepare
+from .resident import CpuResident, lives_on_cpu
 from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
 
@@ -28,7 +30,7 @@ compiled: list[CompiledGraph] = []
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of everything that has no lowering of its own."""
-    chosen = {}
+    chosen = foreach.decompositions()
     for op, function in decomposition_table.items():
         if not isinstance(op, torch._ops.OpOverload) or entry_of(key_of(op)) is not None or handler_of(op) is not None:
             continue
@@ -39,8 +41,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     source = fx.GraphModule(module, fx.Graph())
     source.graph = _copy(module.graph)
-    rewritten = rewrite(module, config.fusion)
-    graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
+    level = config.fusion
+    graph = CompiledGraph(rewrite(module, level), source, lambda lowered: fuse(lowered, level))
     compiled.append(graph)
     return graph
 
@@ -52,7 +54,7 @@ def _copy(graph: fx.Graph) -> fx.Graph:
 
 
 def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """Dynamo backend: compiles a graph whose tensors are on the webgpu device.
+    """Dynamo backend: compiles a graph whose tensors are on the webgpu device, or all on the CPU (see ``resident``).
 
     Args:
         module: Dynamo's graph.
@@ -67,24 +69,36 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         raise TypeError(
             f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level"
         )
+    if lives_on_cpu(module):
+        resident = CpuResident(prepare(module), example_inputs, _compile_for_device)
+        return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap
     prepared = prepare(module)
-    run = aot_autograd(
+    run = _compile_for_device(prepared, example_inputs)
+    if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
+        lay_out_siblings(module, example_inputs)
+    return _guarded(prepared, alias_pattern(example_inputs), run)
+
+
+def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    run: Callable[..., Any] = aot_autograd(
         fw_compiler=_compile,
         bw_compiler=_compile,
         inference_compiler=_compile,
         decompositions=_decompositions(),
         keep_inference_input_mutations=True,
-    )(prepared, example_inputs)
-    if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
-        lay_out_siblings(module, example_inputs)
-    if not may_mutate(prepared):
+    )(module, example_inputs)  # type: ignore[arg-type]  # any module, says AOTAutograd
+    return run
+
+
+def _guarded(module: fx.GraphModule, expected: AliasPattern, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, or the graph itself op by op for inputs that overlap otherwise than expected, if it writes inputs."""
+    if not may_mutate(module):
         return run
-    expected = alias_pattern(example_inputs)
 
     def guarded(*args: Any) -> Any:
         if alias_pattern(args) != expected:
             log.warning("inputs overlap otherwise than at compilation: this call runs eagerly")
-            return prepared(*args)
+            return module(*args)
         return run(*args)
 
     return guarded

@@ -36,6 +36,14 @@ class Flow:
             for b in writes:
                 self.writers[b].append(i)
 
+    def move(self, step: Step, source: int, target: int) -> None:
+        """Notes that a step's work is done by the later step that alone read its results, which exist no more."""
+        for b in {t.buffer for t in step.writes()}:
+            self.writers[b] = [w for w in self.writers[b] if w != source]
+            self.readers[b] = [r for r in self.readers[b] if r != target]
+        for b in {t.buffer for t in step.reads()}:
+            self.readers[b] = sorted({target, *self.readers[b]} - {source})
+
     def written_between(self, buffers: Iterable[Any], start: int, end: int) -> bool:
         """Whether a step after ``start`` and before ``end`` writes one of the buffers."""
         return any(start < w < end for b in buffers for w in self.writers[b])
@@ -245,7 +253,7 @@ def _worth(producer: Pointwise, consumers: Sequence[Pointwise]) -> bool:
     """Whether computing the producer again costs less than storing and loading it."""
     count = product(producer.out.sizes)
     again = sum(c.out.numel for c in consumers)
-    return again <= count or len(producer.program.steps) <= CHEAP and not _expensive(producer.program)
+    return again <= count or (len(producer.program.steps) <= CHEAP and not _expensive(producer.program))
 
 
 def _expensive(program: Program) -> bool:
@@ -279,7 +287,7 @@ def fuse_pointwise(module: Module) -> Module:
         steps[i] = None
         for b in sources:
             flow.readers[b] = sorted({*(r for r in flow.readers[b] if r != i), *readers})
-    return Module([s for s in steps if s is not None], module.outputs, module.created, module.may_fail, module.notes)
+    return module.with_steps(steps)
 
 
 def constant_operand(x: Any) -> bool:

@@ -9,15 +9,23 @@ from torch import fx
 
 from .linear import lower_linear, lower_quantised, lower_rms_norm
 from .lower import Fused
-from .matching import argument, aten, dtype, is_op, replace_with, shape, single_user
+from .matching import argument, aten, dtype, is_number, is_op, replace_with, shape, single_user
 
-LINEAR = Fused("linear", lower_linear)
-RMS_NORM = Fused("rms_norm", lower_rms_norm)
-QUANTISED = {name: Fused(name, lower_quantised(name)) for name in ("linear_int8", "linear_int4")}
+
+def _eager_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, gain.shape, gain, float(eps))
+
+
+LINEAR = Fused("linear", lower_linear, torch.nn.functional.linear)
+RMS_NORM = Fused("rms_norm", lower_rms_norm, _eager_rms_norm)
+QUANTISED = {
+    name: Fused(name, lower_quantised(name), lambda *args, name=name: getattr(torch.ops.webgpu, name)(*args))
+    for name in ("linear_int8", "linear_int4")
+}
 
 
 def linears(module: fx.GraphModule) -> fx.GraphModule:
-    """``mm(x, t(w))`` and ``addmm(b, x, t(w))`` become ``linear(x, w, b)``; products with quantised weights likewise."""
+    """``mm`` and ``addmm`` become ``linear(x, w, b)`` = x w^T + b; products with quantised weights likewise."""
     for node in list(module.graph.nodes):
         if is_op(node, aten.mm.default):
             _linear(node, node.args[0], node.args[1], None)
@@ -31,16 +39,17 @@ def linears(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _linear(node: fx.Node, x: Any, b: Any, bias: Any) -> None:
-    if is_op(b, aten.t.default):
-        weight = b.args[0]
-    elif is_op(b, aten.transpose.int) and sorted(d % 2 for d in b.args[1:3]) == [0, 1]:
-        weight = b.args[0]
-    elif is_op(b, aten.permute.default) and [d % 2 for d in b.args[1]] == [1, 0]:
+    if not dtype(node).is_floating_point or (bias is not None and dtype(bias) != dtype(node)):
+        return
+    swaps = is_op(b, aten.transpose.int) and sorted(d % 2 for d in b.args[1:3]) == [0, 1]
+    swaps = swaps or (is_op(b, aten.permute.default) and [d % 2 for d in b.args[1]] == [1, 0])
+    if swaps or is_op(b, aten.t.default):
         weight = b.args[0]
     else:
-        return
-    if dtype(node).is_floating_point and (bias is None or dtype(bias) == dtype(node)):
-        replace_with(node, LINEAR, (x, weight, bias))
+        with node.graph.inserting_before(node):
+            weight = node.graph.call_function(aten.t.default, (b,))
+        weight.meta["val"] = b.meta["val"].t()
+    replace_with(node, LINEAR, (x, weight, bias))
 
 
 def rms_norms(module: fx.GraphModule) -> fx.GraphModule:
@@ -57,7 +66,7 @@ def rms_norms(module: fx.GraphModule) -> fx.GraphModule:
 
 def _rms_norm(root: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
     add = root.args[0]
-    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not isinstance(add.args[1], float) or add.kwargs:  # type: ignore[union-attr]
+    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not is_number(add.args[1]) or add.kwargs:  # type: ignore[union-attr]
         return None
     eps, mean = add.args[1], add.args[0]  # type: ignore[union-attr]
     if not is_op(mean, aten.mean.dim) or not argument(mean, 2, "keepdim", False):

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from .attention_patterns import attentions, decode_attentions, rotary_embeddings
+from .conv import padded_convolutions
 from .layer_patterns import linears, rms_norms
 from .matching import is_op, simplify
 
@@ -18,7 +19,7 @@ def rewrite(module: fx.GraphModule, level: str) -> fx.GraphModule:
     if level != "none":
         module = eliminate_common(simplify(module))
     if level == "full":
-        for recognise in (rms_norms, linears, rotary_embeddings, attentions, decode_attentions):
+        for recognise in (rms_norms, linears, padded_convolutions, rotary_embeddings, attentions, decode_attentions):
             module = recognise(module)
         module.graph.eliminate_dead_code()
     return module

@@ -96,7 +96,10 @@ def may_mutate(module: fx.GraphModule) -> bool:
     return False
 
 
-def alias_pattern(args: Sequence[Any]) -> frozenset[tuple[int, int, int]]:
+AliasPattern = frozenset[tuple[int, int, int]]
+
+
+def alias_pattern(args: Sequence[Any]) -> AliasPattern:
     """Pairs of inputs, parameters aside, that share storage: (first, second, bytes between them)."""
     seen: dict[int, tuple[int, int]] = {}
     pairs = []

@@ -143,9 +143,7 @@ def same_walk(a: Tensor, b: Tensor) -> bool:
     """Whether equal indices are equally far from the first element."""
     if a.sizes != b.sizes:
         return False
-    return a.strides == b.strides or all(
-        s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1
-    )
+    return a.strides == b.strides or all(s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1)
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:

@@ -51,7 +51,9 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def _repeated(graph: Graph, tensors: Sequence[Tensor], out: Tensor, dim: int) -> bool:
     """One tensor several times over, as elementwise work; False where they are not one."""
     first = tensors[0]
-    if any(t is not first and (t.buffer != first.buffer or t.offset != first.offset or not same_walk(t, first)) for t in tensors):
+    if any(
+        t is not first and (t.buffer != first.buffer or t.offset != first.offset or not same_walk(t, first)) for t in tensors
+    ):
         return False
     split = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
     strides = (*out.strides[:dim], out.strides[dim] * first.sizes[dim], *out.strides[dim:])
