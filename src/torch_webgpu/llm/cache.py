@@ -100,3 +100,10 @@ class DecodeCache(StaticCache):
         """Empties the cache; what its slots hold is never read."""
         for layer in self.layers:
             layer.cumulative_length.zero_()
+
+    def clear(self) -> None:
+        """Empties the cache and its slots: NaN would spread even from where a mask hides it."""
+        self.rewind()
+        for layer in self.layers:
+            layer.keys.zero_()
+            layer.values.zero_()
