@@ -179,6 +179,15 @@ class Generator:
                 self._keep(self._choose(out.logits))
         self._used = size
 
+    def compile(self, prompt: Sequence[int] | torch.Tensor) -> None:
+        """Compiles for prompts of about this length, and the step where there is room for one; waits for it.
+
+        Generation compiles by itself; this is for those who want to know when, or time the rest alone.
+        """
+        self.prefill(prompt)
+        self.advance(min(1, self.length - self._used))
+        torch.get_device_module("webgpu").synchronize()
+
     def advance(self, steps: int) -> None:
         """Queues decode steps; returns without waiting. The first one ever compiles.
 
@@ -241,7 +250,9 @@ class Generator:
             before = time.perf_counter()
             while reads or queued < max_new_tokens:
                 if self._generation != generation:
-                    raise RuntimeError("another generation was begun on this Generator; make one for each that runs at a time")
+                    raise RuntimeError(
+                        "another generation was begun on this Generator; make one for each that runs at a time"
+                    )
                 if queued < max_new_tokens:
                     more = min(block, max_new_tokens - queued)
                     self.advance(more)

@@ -165,7 +165,9 @@ def stream(
     """
     ids = encode(tokenizer, prompt)
     ending = StopText(stop)
-    generator = generator_for(model, ids.numel() + max(max_new_tokens, 1) - 1, Sampling(temperature, top_k, top_p), cache_length)
+    generator = generator_for(
+        model, ids.numel() + max(max_new_tokens, 1) - 1, Sampling(temperature, top_k, top_p), cache_length
+    )
     return _pieces(generator.stream(ids, max_new_tokens, eos, seed), on_token, Detokenizer(tokenizer), ending)
 
 

@@ -1,0 +1,5 @@
+"""``python -m torch_webgpu.cli``."""
+
+from . import app
+
+app()
