@@ -51,7 +51,7 @@ class Request:
 
 
 class TokenStream:
-    """Keeps tokens and their times, and writes text as soon as its characters are complete; a streamer for ``generate()``."""
+    """Keeps tokens and their times, writes text as soon as its characters are complete; a streamer for ``generate()``."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], None]) -> None:
         from ..llm.text import Detokenizer
@@ -115,9 +115,7 @@ def generate(
     cache_length: Annotated[
         int | None, typer.Option(min=2, help="Tokens that prompt and text may have.", show_default="as many as needed")
     ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="transformers' own loop, op by op, instead of compiled plans.")
-    ] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="transformers' own loop, op by op, not plans.")] = False,
     compare: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Generate there too (cpu) and check token by token.")
     ] = None,
@@ -210,7 +208,7 @@ def _check_length(request: Request, model: Any, tokenizer: Any) -> None:
 
 
 def _compiled(model: Any, tokenizer: Any, request: Request, write: Callable[[str], None]) -> TokenStream:
-    """Plans: one for the prompt, one for each further token."""
+    """A plan replayed for each token."""
     from ..llm import ModelError
     from ..llm.text import encode, generator_for
 

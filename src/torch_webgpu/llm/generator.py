@@ -23,7 +23,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def padded_size(size: int, length: int) -> int:
-    """Tokens to which a prompt is padded, so that few sizes occur: at most a quarter more, and at most the cache's length."""
+    """Tokens to which a prompt is padded, so that few sizes occur: at most a quarter more, and at most ``length``."""
     step = max(SMALLEST_PROMPT, (1 << (size - 1).bit_length()) // 8)
     return min(-(-size // step) * step, length)
 
@@ -56,18 +56,20 @@ class Sampling:
 
 
 class Generator:
-    """A causal language model with a static cache, a compiled decode step and compiled prompts.
+    """A causal language model with a static cache, and plans: one for the decode step, one for each size of prompts.
 
     The step takes its token and position from the device and leaves the next ones there, so that many steps can be queued
     without waiting. Tokens are read while later ones are computed.
     """
 
-    def __init__(self, model: Any, length: int, sampling: Sampling | None = None) -> None:
+    def __init__(self, model: Any, length: int, sampling: Sampling | None = None, *, compile_prompts: bool = True) -> None:
         """
         Args:
             model: a Hugging Face causal language model on the webgpu device, in evaluation mode.
             length: tokens the cache holds, prompt included.
             sampling: greedy unless given.
+            compile_prompts: prompts run as plans, one for each of a few sizes; False runs them op by op, which begins sooner
+                (a plan of any prompt takes as long to make as the step's) and is as exact.
 
         Raises:
             ValueError: for a length below 2 or above what the model's positions allow, or a model that is elsewhere, in
@@ -88,6 +90,7 @@ class Generator:
             self._count = torch.zeros((1,), dtype=torch.int64, device=self.device)
         names = inspect.signature(type(model).forward).parameters  # transformers renamed it in version 5
         self._with_cache = {"cache" if "cache" in names else "past_key_values": self.cache}
+        self.compile_prompts = compile_prompts and self.cache.plain  # windows of a cache would take padding for tokens
         self._step: tuple[CompiledGraph, list[Any]] | None = None
         self._compiled = torch.compile(self._decode, backend="webgpu", fullgraph=True, dynamic=False)
         self._compiled_fill = torch.compile(self._fill, backend="webgpu", fullgraph=True)
@@ -128,8 +131,8 @@ class Generator:
             raise ValueError("the prompt is empty; it needs at least one token")
         if ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1):
             raise ValueError(
-                f"a prompt of shape {list(ids.shape)}: this generates one sequence at a time, [T] or [1, T]; for a batch use "
-                "model.generate(..., cache_implementation='static')"
+                f"a prompt of shape {list(ids.shape)}: this generates one sequence at a time, [T] or [1, T]; for a batch "
+                "use model.generate(..., cache_implementation='static')"
             )
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise ValueError(f"a prompt of {ids.dtype}: tokens are integers")
@@ -168,12 +171,12 @@ class Generator:
                 self.cache.clear()
                 self._spoilt = False
             self._count.zero_()
-            if self.cache.plain:
+            if self.compile_prompts:
                 padded = torch.nn.functional.pad(ids, (0, padded_size(size, self.length) - size)).to(self.device)
                 torch._dynamo.maybe_mark_dynamic(padded, 1)
                 with self.cache.filling():
                     self._compiled_fill(padded, torch.tensor([size], device=self.device))
-            else:  # windows of a cache would take padding for tokens
+            else:
                 self.cache.rewind()
                 out = self.model(input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **self._with_cache)
                 self._keep(self._choose(out.logits))

@@ -108,7 +108,7 @@ def generator_for(model: Any, needed: int, sampling: Sampling, length: int | Non
         return found  # type: ignore[no-any-return]
     kept.generator = None  # before the new cache is made
     size = max(needed, 2) if length is not None else -(-max(needed, 2) // CACHE_STEP) * CACHE_STEP
-    kept.generator = Generator(model, length or min(size, limit or size), sampling)
+    kept.generator = Generator(model, length or min(size, limit or size), sampling, compile_prompts=False)
     return kept.generator
 
 
@@ -145,7 +145,8 @@ def stream(
 ) -> Iterator[str]:
     """Continues a text piece by piece, on the device; it may be left at any time.
 
-    The first call for a model compiles; later ones with the same sampling, and room in the cache, do not.
+    The first call for a model compiles the step; later ones with the same sampling, and room in the cache, do not. Prompts
+    run op by op, since one plan more would have to pay for itself; a ``Generator`` with compiled prompts suits who has many.
 
     Args:
         model: a Hugging Face causal language model on the webgpu device (``load`` makes one).

@@ -1,5 +1,0 @@
-"""``python -m torch_webgpu.cli``."""
-
-from . import app
-
-app()
