@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import struct
 import time
+import types
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from .sampling import check_arguments, sample
 LARGEST_BLOCK = 16  # tokens queued before the host looks at them,
 BLOCK_SECONDS = 0.05  # as long as that takes no longer: tokens then arrive smoothly, and little is computed in vain
 SMALLEST_PROMPT = 16  # tokens to which a prompt is padded at least
+_numbers = itertools.count()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -73,7 +76,7 @@ class Generator:
 
         Raises:
             ValueError: for a length below 2 or above what the model's positions allow, or a model that is elsewhere, in
-                training mode, of another dtype, or no decoder.
+                training mode, of another dtype, or no decoder with attention alone.
         """
         from .cache import DecodeCache  # which needs transformers, as the module does not
 
@@ -90,10 +93,10 @@ class Generator:
             self._count = torch.zeros((1,), dtype=torch.int64, device=self.device)
         names = inspect.signature(type(model).forward).parameters  # transformers renamed it in version 5
         self._with_cache = {"cache" if "cache" in names else "past_key_values": self.cache}
-        self.compile_prompts = compile_prompts and self.cache.plain  # windows of a cache would take padding for tokens
+        self.compile_prompts = compile_prompts
         self._step: tuple[CompiledGraph, list[Any]] | None = None
-        self._compiled = torch.compile(self._decode, backend="webgpu", fullgraph=True, dynamic=False)
-        self._compiled_fill = torch.compile(self._fill, backend="webgpu", fullgraph=True)
+        self._compiled = torch.compile(_own(self._decode), backend="webgpu", fullgraph=True, dynamic=False)
+        self._compiled_fill = torch.compile(_own(self._fill), backend="webgpu", fullgraph=True)
         self._generation = 0  # counts the prompts, so that a stream notices that another has taken its cache
         self._used = 0  # tokens in the cache, once all that is queued has run
         self._random: torch.Tensor | None = None  # this generation's state of the random generator; None: the default one's
@@ -317,6 +320,15 @@ class Generator:
     ) -> list[int]:
         """All tokens of ``stream`` at once."""
         return list(self.stream(prompt, max_new_tokens, eos, seed))
+
+
+def _own(method: Any) -> Any:
+    """A method with a code object of its own. Dynamo keeps what it compiled, and counts it, by code object: those of other
+    generators would use up its limit, and outlive them."""
+    function, code = method.__func__, method.__func__.__code__
+    code = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
+    copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    return types.MethodType(copied, method.__self__)
 
 
 @contextmanager
