@@ -68,7 +68,8 @@ class TokenStream:
         """Takes the next token."""
         self.ids.append(token)
         self.times.append(time.perf_counter())
-        self._write(self._text.push(token))
+        if text := self._text.push(token):
+            self._write(text)
 
     def put(self, value: Any) -> None:
         """The streamer's protocol: the prompt comes first, then one token at a time."""

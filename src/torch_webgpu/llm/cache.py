@@ -24,7 +24,7 @@ class _SharedLayer(StaticLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the new keys and values (B, H, M, D) at the next M slots; returns the whole cache (B, H, L, D)."""
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             raise RuntimeError("the cache is used before DecodeCache made its tensors")
         count = key_states.shape[-2]
         if self.filling:
@@ -74,35 +74,37 @@ class DecodeCache(StaticCache):
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.length = length
-        self.layers = [_SharedLayer(max_cache_len=length) for _ in self.layers]
+        self._shared = [_SharedLayer(max_cache_len=length) for _ in self.layers]
+        self.layers = list(self._shared)
         self.early_initialization(batch, heads, width, dtype, torch.device(device))
-        for layer in self.layers:
-            layer.cumulative_length = self.layers[0].cumulative_length
-        self.layers[-1].last = True
+        self.position: torch.Tensor = self._shared[0].cumulative_length
+        for layer in self._shared:
+            layer.cumulative_length = self.position
+        self._shared[-1].last = True
 
     @contextmanager
     def filling(self) -> Iterator[None]:
         """Inside, a model call fills an empty cache from its first slot on; ``occupy`` then says how far."""
-        for layer in self.layers:
+        for layer in self._shared:
             layer.filling = True
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in self._shared:
                 layer.filling = False
 
     def occupy(self, count: torch.Tensor) -> None:
         """Sets the number of tokens that the cache holds, a tensor of one element."""
-        position = self.layers[0].cumulative_length
-        position.copy_(count.reshape(position.shape))
+        self.position.copy_(count.reshape(self.position.shape))
 
     def rewind(self) -> None:
         """Empties the cache; what its slots hold is never read."""
-        self.layers[0].cumulative_length.zero_()
+        self.position.zero_()
 
     def clear(self) -> None:
         """Empties the cache and its slots: NaN would spread even from where a mask hides it."""
         self.rewind()
-        for layer in self.layers:
-            layer.keys.zero_()
-            layer.values.zero_()
+        for layer in self._shared:
+            for slots in (layer.keys, layer.values):
+                assert slots is not None
+                slots.zero_()
