@@ -112,19 +112,21 @@ def test_smollm_128_tokens(smol: Any) -> None:
     assert difference(generator.rows[:128], want) < 1e-4
 
 
-@pytest.mark.parametrize(("dtype", "bound", "compile_prompts"), [(torch.float16, 2e-2, True), (torch.bfloat16, 1e-1, False)])
+@pytest.mark.parametrize(
+    ("dtype", "bound", "compile_prompts"), [(torch.float16, 2e-2, False), (torch.bfloat16, 1e-1, False)]
+)
 def test_smollm_half(smol: Any, dtype: torch.dtype, bound: float, compile_prompts: bool) -> None:
     """Against float32 on the CPU."""
-    generator = Logging(first_layers(smol, 6, dtype).to(DEVICE), 64, compile_prompts=compile_prompts)
+    generator = Logging(first_layers(smol, 4, dtype).to(DEVICE), 64, compile_prompts=compile_prompts)
     tokens = generator(PROMPT, 12, eos=())
-    assert difference(generator.rows[:12], expected_rows(first_layers(smol, 6), PROMPT, tokens)) < bound
+    assert difference(generator.rows[:12], expected_rows(first_layers(smol, 4), PROMPT, tokens)) < bound
 
 
 @pytest.mark.parametrize("level", ["none", "pointwise", "full"])
 def test_fusion_levels(smol: Any, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tokens at each of them."""
     monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=level))
-    model = first_layers(smol, 3)
+    model = first_layers(smol, 2)
     generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=level == "full")
     tokens = generator(PROMPT, 16, eos=())
     want = expected_rows(model, PROMPT, tokens)
@@ -149,9 +151,9 @@ def dequantised(model: Any) -> Any:
 def test_quantised_smollm(smol: Any, kind: Any) -> None:
     from torch_webgpu.llm import quantize
 
-    model = first_layers(smol, 3)
+    model = first_layers(smol, 2)
     quantize(model.model, kind)
-    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=kind == "int4")
+    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=kind == "int8")
     tokens = generator(PROMPT, 16, eos=())
     want = expected_rows(dequantised(model), PROMPT, tokens)
     assert tokens == want.argmax(1).tolist()
@@ -238,12 +240,12 @@ def test_end_tokens_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert generator(prompt_of(9), 40) == want[: min(want.index(token) for token in stops) + 1]
 
 
-def test_many_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_many_generators() -> None:
     """More than Dynamo compiles of one function; plans and caches of those that are gone are gone."""
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
     _, model = small("qwen2-6-1")
     want, used = None, []
-    for length in range(20, 24):
+    for length in range(20, 23):
         generator = Generator(model, length, compile_prompts=False)
         tokens = generator(prompt_of(3), 10, eos=())
         want = want or tokens
