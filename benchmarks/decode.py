@@ -21,7 +21,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, StaticCache
 import torch_webgpu
 from benchmarks.generate import QWEN2_5_0_5B
 from torch_webgpu.compiler.backend import compiled
-from torch_webgpu.llm.generate import Generator
+from torch_webgpu.llm import Generator
 from torch_webgpu.llm.quant import quantise
 
 SIZES = {

@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, StaticCache
 import torch_webgpu
 from benchmarks.decode import SIZES
 from torch_webgpu.compiler.backend import compiled
-from torch_webgpu.llm.generate import Generator
+from torch_webgpu.llm import Generator
 
 
 def timed(run: Callable[[], Any], wait: Callable[[], Any], runs: int) -> list[float]:

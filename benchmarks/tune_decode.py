@@ -27,7 +27,7 @@ from torch_webgpu.errors import LimitError, ShaderError
 from torch_webgpu.kernels import decode_row, matvec, tuning
 from torch_webgpu.kernels.measure import Product, candidates, neighbours
 from torch_webgpu.kernels.tuning import Choice, Entry
-from torch_webgpu.llm.generate import Generator
+from torch_webgpu.llm import Generator
 from torch_webgpu.llm.quant import quantise
 
 Role = tuple[str, int, int, int, int]  # arguments of tuning.choose

@@ -2,6 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <memory>
 
 #include "device.h"
 #include "generator.h"
@@ -78,8 +79,11 @@ struct OwnedRead {
   uint64_t bytes;
 };
 
-void free_read(PyObject* capsule) {  // a read that nobody wanted: its staging buffer goes with the process
-  delete static_cast<OwnedRead*>(PyCapsule_GetPointer(capsule, read_name));
+void free_read(PyObject* capsule) {
+  std::unique_ptr<OwnedRead> read(static_cast<OwnedRead*>(PyCapsule_GetPointer(capsule, read_name)));
+  if (!read->pending) return;
+  pybind11::gil_scoped_release unlocked;
+  drop_read(read->pending);
 }
 }  // namespace
 

@@ -278,6 +278,14 @@ void finish_read(PendingRead* owned, void* data) {
   if (words[0]) raise_device_error(words);
 }
 
+void drop_read(PendingRead* owned) {
+  std::unique_ptr<PendingRead> pending(owned);
+  Lock lock(device_mutex());
+  if (pending->check) errors_expected = true;
+  drain();  // the copy must be submitted before its buffer may go
+  give_staging(pending->staging);
+}
+
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());

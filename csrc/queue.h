@@ -41,8 +41,9 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes);
 // The same in two steps: the copy is recorded and submitted now, and waited for later, while newer work goes on.
 struct PendingRead;
 PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes);
-// Once for each; frees it.
+// Once for each, one of them; frees it. What kernels reported meanwhile is raised by `finish_read`, or by a later wait.
 void finish_read(PendingRead*, void* data);
+void drop_read(PendingRead*);
 // Offsets must be multiples of four; the size is rounded up to four.
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes);
 

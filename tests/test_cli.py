@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,10 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from torch_webgpu import cli
-from torch_webgpu.cli import TokenStream, _bytes, _compare, app
+from torch_webgpu.cli import app
+from torch_webgpu.cli import generate as command_generate
+from torch_webgpu.cli.generate import TokenStream, _compare
+from torch_webgpu.cli.info import _bytes
 
 pytestmark = pytest.mark.once
 
@@ -125,38 +128,113 @@ def test_unknown_device_is_one_line() -> None:
 
 
 def test_comparing_needs_greedy_generation() -> None:
-    assert generate("Hello", "--sample", "--compare", "cpu").exit_code == 2
+    assert generate("Hello", "--temperature", "1", "--compare", "cpu").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--top-k", "5"), "needs a --temperature above 0"),
+        (("--temperature", "1", "--top-p", "0"), "top_p must be above 0"),
+        (("--cache-length", "8", "--max-new-tokens", "8"), "2 tokens of prompt and 8 new ones do not fit 8, --cache-length"),
+        (("--max-new-tokens", "3000"), "do not fit 2048, the model's positions; --max-new-tokens may be 2047"),
+        (("--quantize", "gguf"), "is no GGUF file"),
+    ],
+)
+@pytest.mark.parametrize("eager", [(), ("--eager",)])
+def test_bad_options_are_one_line(
+    tiny_model: Path, eager: tuple[str, ...], arguments: tuple[str, ...], message: str
+) -> None:
+    done = generate("a b", "--model", str(tiny_model), *arguments, *eager)
+    assert done.exit_code == 2 and done.stderr.splitlines()[-1].startswith("error: ") and message in done.stderr
 
 
 def test_generate_in_a_process_of_its_own(tiny_model: Path) -> None:
     done = command("generate", "a b", "--model", str(tiny_model), "--compare", "cpu", "--max-new-tokens", "16")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "16 of 16 tokens equal" in done.stdout and "tok/s" in done.stdout and not done.stderr
+    assert "16 of 16 tokens equal" in done.stdout and "tok/s; compiled in" in done.stdout and not done.stderr
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_generate_on_webgpu(tiny_model: Path, dtype: str) -> None:
-    done = generate("a b", "--model", str(tiny_model), "--dtype", dtype, "--max-new-tokens", "8")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--dtype", "float16"),
+        ("--dtype", "bfloat16", "--cache-length", "9"),
+        ("--quantize", "int8", "--compare", "cpu"),
+        ("--quantize", "int4", "--compare", "cpu"),
+        ("--eager", "--compare", "cpu"),
+    ],
+)
+def test_generate_on_webgpu(tiny_model: Path, options: tuple[str, ...]) -> None:
+    done = generate("a b", "--model", str(tiny_model), "--max-new-tokens", "8", *options)
     assert done.exit_code == 0, done.output
     assert "8 tokens" in done.stdout and f"webgpu: {torch.get_device_module('webgpu').get_device_name()}" in done.stdout
+    assert ("op by op" in done.stdout) == ("--eager" in options) and ("compiled in" in done.stdout) != ("--eager" in options)
 
 
 def test_a_difference_fails(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, seeds = cli._run, iter((1, 2))
+    run = command_generate._eager
 
-    def with_other_seed(*arguments: Any, **options: Any) -> Any:
-        torch.manual_seed(next(seeds))
-        return run(*arguments, **{**options, "do_sample": True})
+    def other_than_wanted(*arguments: Any) -> Any:
+        stream = run(*arguments)
+        stream.ids[5] += 1
+        return stream
 
-    monkeypatch.setattr(cli, "_run", with_other_seed)
-    done = generate("a b", "--model", str(tiny_model), "--device", "cpu", "--compare", "cpu")
-    assert done.exit_code == 1 and "they part at position" in done.stdout
+    monkeypatch.setattr(command_generate, "_eager", other_than_wanted)
+    done = generate("a b", "--model", str(tiny_model), "--compare", "cpu")
+    assert done.exit_code == 1 and "they part at position 5" in done.stdout and "63 of 64 tokens" in done.stdout
 
 
-def test_equal_seeds_give_equal_text(tiny_model: Path) -> None:
-    arguments = ("a b", "--model", str(tiny_model), "--device", "cpu", "--sample", "--max-new-tokens", "8")
+@pytest.mark.parametrize("eager", [(), ("--eager",)])
+def test_equal_seeds_give_equal_text(tiny_model: Path, eager: tuple[str, ...]) -> None:
+    sampled = ("--temperature", "1.5", "--top-k", "20", "--top-p", "0.95", "--max-new-tokens", "8")
+    arguments = ("a b", "--model", str(tiny_model), *sampled, *eager)
     first, second, other = (generate(*arguments, "--seed", seed).stdout.splitlines()[0] for seed in ("1", "1", "2"))
     assert first == second != other
+
+
+@pytest.mark.parametrize("eager", [(), ("--eager",)])
+def test_interrupt_prints_what_was_generated(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, eager: tuple[str, ...]
+) -> None:
+    keep = TokenStream.token
+
+    def interrupted(self: TokenStream, token: int) -> None:
+        keep(self, token)
+        if len(self.ids) == 3:
+            raise KeyboardInterrupt
+
+    arguments = ("a b", "--model", str(tiny_model), "--max-new-tokens", "8", *eager)
+    whole = generate(*arguments).stdout.splitlines()[0]
+    monkeypatch.setattr(TokenStream, "token", interrupted)
+    done = generate(*arguments)
+    assert done.exit_code == 130 and "3 tokens (interrupted)" in done.stdout
+    assert done.stdout.splitlines()[0] == " ".join(whole.split()[:4])  # the first goes with the prompt's last word
+
+
+def test_interrupt_of_a_process(tiny_model: Path) -> None:
+    arguments = ("generate", "a b", "--model", str(tiny_model), "--max-new-tokens", "2000")
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        seen = process.stdout.read(20)  # compiled, and some letters on
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and seen.startswith("a b") and "tokens (interrupted)" in rest, rest + errors
+    assert "Traceback" not in errors
+
+
+def test_nan_logits_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    with torch.no_grad():
+        model.lm_head.weight[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    done = generate("a b", "--model", str(tmp_path), "--temperature", "1")
+    assert done.exit_code == 2 and "NaN" in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="session")

@@ -53,8 +53,12 @@ def _copy(graph: fx.Graph) -> fx.Graph:
     return new
 
 
-def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+def webgpu(
+    module: fx.GraphModule, example_inputs: Sequence[Any], mode: str = "default", **options: Any
+) -> Callable[..., Any]:
     """Dynamo backend: compiles a graph whose tensors are on the webgpu device, or all on the CPU (see ``resident``).
+
+    ``torch.compile``'s ``mode`` changes nothing: plans are replayed without overhead and tuned in any case.
 
     Args:
         module: Dynamo's graph.

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from transformers import StaticCache
-from transformers.cache_utils import StaticLayer
+from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 
 class _SharedLayer(StaticLayer):
     """A layer whose position is the whole cache's: the last layer advances it, so that one step costs one launch for it.
 
-    While ``filling``, tokens go into an empty cache and see each other alone, and the position stays: the owner sets it.
+    While ``filling``, tokens go into an empty cache and attend to each other alone; the position stays: the owner sets it.
     """
 
     last = False
@@ -24,7 +24,7 @@ class _SharedLayer(StaticLayer):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writes the new keys and values (B, H, M, D) at the next M slots; returns the whole cache (B, H, L, D)."""
-        if not self.is_initialized:
+        if self.keys is None or self.values is None:
             raise RuntimeError("the cache is used before DecodeCache made its tensors")
         count = key_states.shape[-2]
         if self.filling:
@@ -51,7 +51,8 @@ class _SharedLayer(StaticLayer):
 class DecodeCache(StaticCache):
     """Hugging Face's StaticCache, made at once, with one position for all layers.
 
-    Models with sliding-window layers keep those as Hugging Face has them.
+    Layers with a sliding window keep all tokens too, and the model's mask hides those outside of the window: Hugging Face's
+    own count tokens in Python, which a replayed step cannot.
     """
 
     def __init__(self, config: Any, length: int, batch: int, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -60,45 +61,50 @@ class DecodeCache(StaticCache):
             config: of the model.
             length: tokens that fit, prompt included.
 
-        Attributes:
-            plain: whether all layers attend to all tokens.
+        Raises:
+            ValueError: for a model with layers of another kind (a recurrent state, attention in chunks).
         """
         super().__init__(config=config, max_cache_len=length)
+        others = {
+            type(layer).__name__ for layer in self.layers if type(layer) not in (StaticLayer, StaticSlidingWindowLayer)
+        }
+        if others:
+            raise ValueError(f"a model with {', '.join(sorted(others))} cannot be decoded from here; use model.generate")
         text = config.get_text_config(decoder=True)
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.length = length
-        self.plain = all(type(layer) is StaticLayer for layer in self.layers)
-        if self.plain:
-            self.layers = [_SharedLayer(max_cache_len=length) for _ in self.layers]
+        self._shared = [_SharedLayer(max_cache_len=length) for _ in self.layers]
+        self.layers = list(self._shared)
         self.early_initialization(batch, heads, width, dtype, torch.device(device))
-        if self.plain:
-            for layer in self.layers:
-                layer.cumulative_length = self.layers[0].cumulative_length
-            self.layers[-1].last = True
+        self.position: torch.Tensor = self._shared[0].cumulative_length
+        for layer in self._shared:
+            layer.cumulative_length = self.position
+        self._shared[-1].last = True
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Inside, a model call fills an empty cache from its first slot on; ``occupy`` then says how far.
-
-        Only for caches that are ``plain``.
-        """
-        layers: list[Any] = self.layers
-        for layer in layers:
+        """Inside, a model call fills an empty cache from its first slot on; ``occupy`` then says how far."""
+        for layer in self._shared:
             layer.filling = True
         try:
             yield
         finally:
-            for layer in layers:
+            for layer in self._shared:
                 layer.filling = False
 
     def occupy(self, count: torch.Tensor) -> None:
         """Sets the number of tokens that the cache holds, a tensor of one element."""
-        layers: list[Any] = self.layers[:1] if self.plain else self.layers
-        for layer in layers:
-            layer.cumulative_length.copy_(count.reshape(layer.cumulative_length.shape))
+        self.position.copy_(count.reshape(self.position.shape))
 
     def rewind(self) -> None:
         """Empties the cache; what its slots hold is never read."""
-        for layer in self.layers:
-            layer.cumulative_length.zero_()
+        self.position.zero_()
+
+    def clear(self) -> None:
+        """Empties the cache and its slots: NaN would spread even from where a mask hides it."""
+        self.rewind()
+        for layer in self._shared:
+            for slots in (layer.keys, layer.values):
+                assert slots is not None
+                slots.zero_()

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from . import gguf
+from .generator import DTYPES
 from .quant import quantise
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,10 @@ def load(
 
     Raises:
         ModelError: in one line, where there is no such model or a package is missing.
-        ValueError: for another ``quantize``.
+        ValueError: for another ``quantize``, or a dtype that the device has not.
     """
+    if torch.device(device).type == "webgpu" and dtype not in DTYPES:
+        raise ValueError(f"dtype must be float32, float16 or bfloat16 on webgpu, not {dtype}")
     if quantize not in (None, "int8", "int4", "gguf"):
         raise ValueError(f"quantize must be 'int8', 'int4', 'gguf' or None, not {quantize!r}")
     try:

@@ -1,0 +1,17 @@
+"""The command line: ``torch-webgpu``; a module a command."""
+
+from __future__ import annotations
+
+import typer
+
+from . import generate, info, tune
+
+app = typer.Typer(
+    help='A PyTorch device for WebGPU: device="webgpu".',
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.command()(info.info)
+app.command()(generate.generate)
+app.command()(tune.tune)

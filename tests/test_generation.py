@@ -1,0 +1,546 @@
+"""Generation on compiled plans against the CPU: tokens, logits, quantised weights, interrupts, bad input."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from test_gguf import write_model
+from torch import Tensor, nn
+
+import torch_webgpu
+from torch_webgpu.compiler import backend, executor
+from torch_webgpu.llm import Generator, Sampling, generate, load, stream
+from torch_webgpu.llm.generator import padded_size
+from torch_webgpu.llm.quant import QuantisedEmbedding, QuantisedLinear
+from torch_webgpu.llm.text import Detokenizer, StopText
+
+DEVICE = "webgpu"
+PROMPT = [504, 3575, 282, 4649, 314]  # "The capital of France is"
+
+
+@pytest.fixture(autouse=True)
+def _no_fallbacks() -> Iterator[None]:
+    """Nothing here runs on the CPU for want of a kernel, and no plan falls apart."""
+    before, graphs = torch_webgpu.fallbacks(), len(backend.compiled)
+    yield
+    assert torch_webgpu.fallbacks() == before
+    assert all(graph._fallback is None for graph in backend.compiled[graphs:])
+
+
+def greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers generates, op by op, on the model's device."""
+    ids = torch.tensor([prompt], device=model.device)
+    new = model.generate(ids, max_new_tokens=count, min_new_tokens=count, do_sample=False, pad_token_id=0)
+    return new[0, len(prompt) :].tolist()
+
+
+def prompt_of(size: int, seed: int = 0) -> list[int]:
+    return torch.randint(1, models.VOCABULARY, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@functools.cache
+def small(name: str = "llama-3-1") -> tuple[Any, Any]:
+    """A small model on the CPU and on the device."""
+    model = models.causal(name)
+    return model, copy.deepcopy(model).to(DEVICE)
+
+
+@functools.cache
+def small_generator(length: int = 64) -> Generator:
+    return Generator(small()[1], length)
+
+
+class Logging(Generator):
+    """Keeps the logits of every position in ``rows``."""
+
+    def __init__(self, model: Any, length: int, **options: Any) -> None:
+        super().__init__(model, length, **options)
+        self.rows = torch.zeros(length, model.config.vocab_size, device=DEVICE)
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        self.rows.index_copy_(0, self._count, logits[:, -1].float())
+        return super()._choose(logits)
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    assert got.shape == want.shape and bool(got.isfinite().all())
+    return float((got.cpu().double() - want.double()).abs().max() / want.double().abs().max())
+
+
+@torch.no_grad()
+def expected_rows(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
+    """The CPU's logits wherever a token was chosen. Where each row's largest is the token, greedy tokens are equal."""
+    ids = torch.tensor([prompt + tokens[:-1]])
+    return model(ids, logits_to_keep=len(tokens)).logits[0].float()
+
+
+# ---------------------------------------------------------------------------------------------------- SmolLM2
+
+
+@pytest.fixture(scope="module")
+def smol() -> Any:
+    """SmolLM2-135M-Instruct on the CPU."""
+    return load(device="cpu")[0]
+
+
+def first_layers(model: Any, count: int, dtype: torch.dtype = torch.float32) -> Any:
+    """A copy of the first layers, with the head: real weights, quick to compile."""
+    layers, model.model.layers = model.model.layers, model.model.layers[:count]
+    short = copy.deepcopy(model)
+    model.model.layers = layers
+    short.config.num_hidden_layers = count
+    return nn.Module.to(short, dtype)  # transformers refuses dtypes for what came out of a GGUF file
+
+
+def test_smollm_128_tokens(smol: Any) -> None:
+    """All of them the CPU's, and all their logits."""
+    generator = Logging(copy.deepcopy(smol).to(DEVICE), 256, compile_prompts=False)
+    tokens = generator(PROMPT, 128, eos=())
+    want = expected_rows(smol, PROMPT, tokens)
+    assert tokens == want.argmax(1).tolist() and len(tokens) == 128
+    assert difference(generator.rows[:128], want) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound", "compile_prompts"), [(torch.float16, 2e-2, False), (torch.bfloat16, 1e-1, False)]
+)
+def test_smollm_half(smol: Any, dtype: torch.dtype, bound: float, compile_prompts: bool) -> None:
+    """Against float32 on the CPU."""
+    generator = Logging(first_layers(smol, 4, dtype).to(DEVICE), 64, compile_prompts=compile_prompts)
+    tokens = generator(PROMPT, 12, eos=())
+    assert difference(generator.rows[:12], expected_rows(first_layers(smol, 4), PROMPT, tokens)) < bound
+
+
+@pytest.mark.parametrize("level", ["none", "pointwise", "full"])
+def test_fusion_levels(smol: Any, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same tokens at each of them."""
+    monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=level))
+    model = first_layers(smol, 2)
+    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=level == "full")
+    tokens = generator(PROMPT, 16, eos=())
+    want = expected_rows(model, PROMPT, tokens)
+    assert tokens == want.argmax(1).tolist()
+    assert difference(generator.rows[:16], want) < 1e-4
+
+
+# ---------------------------------------------------------------------------------------------------- quantised weights
+
+
+def dequantised(model: Any) -> Any:
+    """A copy on the CPU with plain layers that compute the same."""
+    model = copy.deepcopy(model).cpu()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, (QuantisedLinear, QuantisedEmbedding)):
+                setattr(parent, name, child.dequantise())
+    return model
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_smollm(smol: Any, kind: Any) -> None:
+    from torch_webgpu.llm import quantize
+
+    model = first_layers(smol, 2)
+    quantize(model.model, kind)
+    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=kind == "int8")
+    tokens = generator(PROMPT, 16, eos=())
+    want = expected_rows(dequantised(model), PROMPT, tokens)
+    assert tokens == want.argmax(1).tolist()
+    assert difference(generator.rows[:16], want) < 1e-4
+
+
+@pytest.mark.parametrize(("head", "layer"), [("Q8_0", "Q4_1"), ("Q4_0", "Q4_0"), ("Q8_0", "Q8_0")])
+def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, layer: str) -> None:
+    """Weights as the file has them, against what transformers dequantises."""
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: None)  # the file has none
+    torch.manual_seed(3)
+    write_model(tmp_path / "tiny.gguf", head, layer)
+    model, _ = load(str(tmp_path / "tiny.gguf"), quantize="gguf")
+    reference, _ = load(str(tmp_path / "tiny.gguf"), device="cpu")
+    generator = Logging(model, 48, compile_prompts=False)
+    tokens = generator([3, 1, 4], 40, eos=())
+    want = expected_rows(reference, [3, 1, 4], tokens)
+    assert tokens == want.argmax(1).tolist()
+    assert difference(generator.rows[:40], want) < 1e-4
+
+
+# ---------------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize("name", ["qwen2-6-1", "llama-2-1-dim48", "gpt2-2"])
+def test_families(name: str) -> None:
+    reference, model = small(name)
+    generator = Generator(model, 64)
+    for size in (1, 9):
+        assert generator(prompt_of(size), 24, eos=()) == greedy(reference, prompt_of(size), 24)
+
+
+def test_sliding_windows() -> None:
+    """Windows shorter than prompt and text."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(
+        vocab_size=models.VOCABULARY,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+        eos_token_id=None,
+    )
+    torch.manual_seed(5)
+    reference = models._init(MistralForCausalLM(config), 1)
+    generator = Generator(copy.deepcopy(reference).to(DEVICE), 64)
+    for size in (3, 13, 40):
+        assert generator(prompt_of(size), 20, eos=()) == greedy(reference, prompt_of(size), 20)
+
+
+def test_every_length_of_prompt() -> None:
+    """Up to the whole cache, where one token fits: it is never written."""
+    reference, generator = small()[0], small_generator()
+    for size in (1, 2, 15, 16, 17, 33, 63, 64):
+        count = min(5, 64 - size + 1)
+        assert generator(prompt_of(size), count, eos=()) == greedy(reference, prompt_of(size), count), size
+    assert len(generator(prompt_of(9), 56, eos=())) == 56
+    for size in range(1, 300):
+        assert size <= padded_size(size, 300) <= min(max(size + 15, size * 5 // 4), 300)
+
+
+def test_stopping_loses_and_invents_nothing() -> None:
+    generator = small_generator()
+    want = generator(prompt_of(9), 40, eos=())
+    for count in (1, 2, 3, 17):
+        tokens = generator.stream(prompt_of(9), 40, eos=())
+        assert [next(tokens) for _ in range(count)] == want[:count]
+        tokens.close()  # type: ignore[attr-defined]
+    for at in (0, 1, 9, 30):
+        assert generator(prompt_of(9), 40, eos=[want[at], 9999]) == want[: want.index(want[at]) + 1]
+    assert generator(prompt_of(9), 40, eos=()) == want
+    assert generator(prompt_of(9), 1, eos=()) == want[:1]
+
+
+def test_end_tokens_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = small_generator()
+    want = generator(prompt_of(9), 40, eos=())
+    for ends in (want[5], [want[7], want[5]]):
+        monkeypatch.setattr(generator.model.generation_config, "eos_token_id", ends)
+        stops = {ends} if isinstance(ends, int) else set(ends)
+        assert generator(prompt_of(9), 40) == want[: min(want.index(token) for token in stops) + 1]
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_many_generators() -> None:
+    """More than Dynamo compiles of one function; plans and caches of those that are gone are gone."""
+    _, model = small("qwen2-6-1")
+    want, used = None, []
+    for length in range(20, 23):
+        generator = Generator(model, length, compile_prompts=False)
+        tokens = generator(prompt_of(3), 10, eos=())
+        want = want or tokens
+        assert tokens == want
+        del generator
+        gc.collect()
+        used.append(torch.get_device_module(DEVICE).memory_allocated())
+    assert used[-1] <= used[1] + (1 << 16)
+
+
+def test_memory_is_bounded() -> None:
+    generator = small_generator()
+    for _ in range(3):
+        next(generator.stream(prompt_of(9), 40))
+    torch.get_device_module(DEVICE).synchronize()
+    before = torch.get_device_module(DEVICE).memory_allocated()
+    for _ in range(20):
+        tokens = generator.stream(prompt_of(9), 40)
+        for _ in range(3):
+            next(tokens)
+    assert torch.get_device_module(DEVICE).memory_allocated() <= before + (1 << 16)
+    assert len(generator._unread) <= 2
+
+
+def test_another_generation_ends_a_stream() -> None:
+    generator = small_generator()
+    first = generator.stream(prompt_of(9), 40)
+    next(first)
+    second = generator(prompt_of(5), 10, eos=())
+    with pytest.raises(RuntimeError, match="another generation was begun"):
+        list(first)
+    assert second == generator(prompt_of(5), 10, eos=())
+
+
+def test_sampling() -> None:
+    generator = Generator(small()[1], 64, Sampling(1.5, 40, 0.95), compile_prompts=False)
+    torch.manual_seed(4)
+    state = torch.get_device_module(DEVICE).get_rng_state()
+    first, again, other = (generator(prompt_of(9), 24, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other and len(set(first)) > 5
+    assert torch.equal(torch.get_device_module(DEVICE).get_rng_state(), state)  # a seeded generation has its own numbers
+    tokens = generator.stream(prompt_of(9), 24, seed=1)
+    mixed = []
+    for token in tokens:
+        mixed.append(token)
+        torch.rand(5, device=DEVICE)  # nobody else's draws matter
+    assert mixed == first
+    torch.manual_seed(4)
+    free = generator(prompt_of(9), 24)
+    torch.manual_seed(4)
+    assert free == generator(prompt_of(9), 24) != first
+    narrow = Generator(small()[1], 64, Sampling(1.0, 1), compile_prompts=False)
+    assert narrow(prompt_of(9), 24, seed=3) == small_generator()(prompt_of(9), 24)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "after"),
+    [(executor, "lower", 0), (executor, "lower", 1), (executor.CompiledGraph, "run", 6), (Generator, "_finish", 4)],
+)
+def test_interrupts(owner: Any, name: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a prompt or the step is compiled, while steps are queued, while tokens are waited for."""
+    reference, model = small()
+    generator, tokens = Generator(model, 64), list[int]()
+    function, calls = getattr(owner, name), itertools.count()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return function(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for token in generator.stream(prompt_of(9), 50, eos=()):
+                tokens.append(token)
+    want = greedy(reference, prompt_of(9), 50)
+    assert tokens == want[: len(tokens)] and len(tokens) < 50
+    assert generator(prompt_of(9), 50, eos=()) == want
+
+
+def test_inference_mode() -> None:
+    reference, model = small()
+    with torch.inference_mode():
+        generator = Generator(model, 32, compile_prompts=False)
+        inside = generator(prompt_of(4), 8, eos=())
+    assert inside == generator(prompt_of(4), 8, eos=()) == greedy(reference, prompt_of(4), 8)
+
+
+def test_a_table_beyond_a_binding() -> None:
+    """150 MB of embedding and head: more than the specification's 128 MiB a binding."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=600_000,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    reference = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        reference.model.embed_tokens.weight[:500_000] *= 0.1  # the likeliest tokens lie in the last window
+    prompt = [599_999, 7, 530_000]
+    want = greedy(reference, prompt, 4)
+    assert max(want) > 500_000
+    generator = Generator(copy.deepcopy(reference).to(DEVICE), 16, compile_prompts=False)
+    assert generator(prompt, 4, eos=()) == want
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def poisoned() -> Iterator[tuple[Generator, Callable[[], None], Callable[[], None]]]:
+    """A generator, and what makes its logits NaN and good again."""
+    generator = small_generator()
+    weight = generator.model.lm_head.weight
+    good = weight.detach().clone()
+
+    def spoil() -> None:
+        with torch.no_grad():
+            weight[3] = float("nan")
+
+    def heal() -> None:
+        with torch.no_grad():
+            weight.copy_(good)
+
+    yield generator, spoil, heal
+    heal()
+
+
+def test_nan_logits(poisoned: tuple[Generator, Callable[[], None], Callable[[], None]]) -> None:
+    generator, spoil, heal = poisoned
+    want = generator(prompt_of(9), 20, eos=())
+    spoil()
+    with pytest.raises(RuntimeError, match="the logits of a row hold NaN"):
+        generator(prompt_of(9), 20, eos=())
+    heal()
+    assert generator(prompt_of(9), 20, eos=()) == want
+    tokens = generator.stream(prompt_of(9), 20, eos=())
+    assert [next(tokens), next(tokens)] == want[:2]
+    spoil()  # noticed in tokens that are queued already or come later, or by nobody
+    tokens.close()  # type: ignore[attr-defined]
+    heal()
+    assert generator(prompt_of(9), 20, eos=()) == want
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_overflowing_half_precision(temperature: float) -> None:
+    """A residual stream beyond float16's range is an error, never gibberish; the cache is clean again afterwards."""
+    reference = models.causal("llama-3-1")
+    with torch.no_grad():
+        reference.model.layers[0].mlp.down_proj.weight *= 1e6
+    generator = Generator(reference.half().to(DEVICE), 32, Sampling(temperature), compile_prompts=False)
+    with pytest.raises(RuntimeError, match="look for an overflow in the model, as float16 activations"):
+        generator(prompt_of(9), 8)
+    with torch.no_grad():
+        generator.model.model.layers[0].mlp.down_proj.weight.zero_()
+    assert len(generator(prompt_of(3), 8, seed=1)) == 8
+
+
+def test_bad_input() -> None:
+    _, model = small()
+    generator = small_generator()
+    for prompt, count, message in (
+        ([], 4, "the prompt is empty"),
+        (torch.zeros(2, 4, dtype=torch.int64), 4, r"shape \[2, 4\]: this generates one sequence at a time"),
+        ([1.5], 4, "tokens are integers"),
+        ([1, models.VOCABULARY], 4, "outside of the vocabulary of 199"),
+        ([-1], 4, "outside of the vocabulary"),
+        (prompt_of(65), 1, "65 tokens of prompt and 1 new ones do not fit a cache of 64; make it with length=65"),
+        (prompt_of(60), 6, "do not fit a cache of 64; make it with length=65"),
+        (prompt_of(3), 0, "max_new_tokens must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            generator.stream(prompt, count)  # type: ignore[arg-type] # at once, not with the first token
+    for length in (1, 257):
+        with pytest.raises(ValueError, match=f"a cache of {length} tokens: between 2 and 256 are possible"):
+            Generator(model, length)
+    with pytest.raises(ValueError, match=r"move it with model\.to\('webgpu'\)"):
+        Generator(small()[0], 16)
+    with pytest.raises(ValueError, match=r"call model\.eval"):
+        Generator(copy.deepcopy(model).train(), 16)
+    for arguments, message in (((-1.0,), "temperature"), ((1.0, 0), "top_k"), ((1.0, None, 0.0), "top_p")):
+        with pytest.raises(ValueError, match=message):
+            Sampling(*arguments)
+    with pytest.raises(ValueError, match=r"dtype must be float32, float16 or bfloat16 on webgpu, not torch\.float64"):
+        load(dtype=torch.float64)
+
+
+def test_overflow_of_the_cache() -> None:
+    generator = Generator(small()[1], 16, compile_prompts=False)
+    with pytest.raises(RuntimeError, match="prefill comes first"):
+        generator.advance(1)
+    generator.prefill(prompt_of(10))
+    with pytest.raises(ValueError, match=r"cache overflow: it holds 10 of 16 tokens, 7 more do not fit.*length=17"):
+        generator.advance(7)
+    generator.advance(6)
+
+
+# ---------------------------------------------------------------------------------------------------- text
+
+
+class Letters:
+    """A tokenizer of one character a token, where 99 is half of one; the first is shown without its space."""
+
+    def __call__(self, text: str) -> Any:
+        return type("Encoding", (), {"input_ids": [ord(c) for c in text]})
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Text of the ids."""
+        return "".join("\ufffd" if i == 99 else chr(i) for i in ids).removeprefix(" ")
+
+
+def test_detokenizer() -> None:
+    text = Detokenizer(Letters())
+    pieces = [text.push(token) for token in (32, 104, 99, 105, 32, 106, 99)]
+    assert pieces == ["", "h", "", "\ufffdi", " ", "j", ""] and text.finish() == "\ufffd"
+
+
+def test_stop_text() -> None:
+    def cut(pieces: list[str], *stops: str) -> tuple[list[str], bool]:
+        stop = StopText(stops)
+        return [*map(stop.push, pieces), stop.finish()], stop.found
+
+    assert cut(["ab", "c", "d"], "bc") == (["a", "", "", ""], True)
+    assert cut(["ab", "b", "cd"], "bc", "x") == (["a", "b", "", ""], True)
+    assert cut(["a--", "-b-"], "--->") == (["a", "---b", "-"], False)
+    assert cut(["xay"], "y", "a") == (["x", ""], True)
+    for wrong in ("text", [""]):
+        with pytest.raises(ValueError, match="stop must be a sequence of strings"):
+            StopText(wrong)
+
+
+def test_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """``generate`` and ``stream``: one generator for calls alike, stop strings, progress, errors at once."""
+    reference, model = small()
+    ids, tokenizer = prompt_of(6), Letters()
+    want = greedy(reference, ids, 30)
+    text = tokenizer.decode([0, *want])[1:]
+    seen: list[int] = []
+    assert "".join(stream(model, tokenizer, ids, 30, on_token=seen.append)) == text and seen == want
+    made, graphs = model.__dict__["_webgpu_generator"].generator, len(backend.compiled)
+    assert generate(model, tokenizer, torch.tensor([ids]), 30, stop=(text[12:14],)) == text[: text.index(text[12:14])]
+    assert generate(model, tokenizer, ids, 30, eos=[want[3]]) == text[: want.index(want[3]) + 1]
+    assert generate(model, tokenizer, ids, 30, progress=True) == text and capsys.readouterr().out == ""
+    assert model.__dict__["_webgpu_generator"].generator is made and len(backend.compiled) == graphs
+    assert copy.deepcopy(model).__dict__["_webgpu_generator"].generator is None
+    assert generate(model, tokenizer, "AB", 3) == generate(model, tokenizer, [65, 66], 3)
+    for call, message in (
+        (lambda: stream(model, tokenizer, "", 3), "the prompt has no tokens"),
+        (lambda: stream(model, tokenizer, ["a", "b"], 3), "one prompt at a time"),  # type: ignore[list-item]
+        (lambda: stream(model, tokenizer, "a", 300), "need 300 positions, the model has 256"),
+        (lambda: stream(model, tokenizer, "abcd", 6, cache_length=8), "do not fit a cache of 8"),
+        (lambda: stream(model, tokenizer, "a", 3, temperature=-1), "temperature must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+# ---------------------------------------------------------------------------------------------------- transformers
+
+
+def by_transformers(model: Any, prompt: list[int], count: int, **options: Any) -> list[int]:
+    ids = torch.tensor([prompt], device=model.device)
+    options = {"do_sample": False, "pad_token_id": 0, "cache_implementation": "static"} | options
+    return model.generate(ids, max_new_tokens=count, min_new_tokens=count, **options)[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_generate_of_transformers(own: bool) -> None:
+    """A compiled forward, or transformers' own compilation of it (``own``): no compilation a token, no fallback."""
+    from transformers import CompileConfig
+
+    reference, model = small()[0], copy.deepcopy(small()[1])
+    options: dict[str, Any] = {}
+    if own:
+        options["compile_config"] = CompileConfig(backend="webgpu")
+        options["compile_config"]._compile_all_devices = True
+    else:
+        model.forward = torch.compile(model.forward, backend="webgpu")
+    before = len(backend.compiled)
+    want = greedy(reference, prompt_of(9), 20)
+    assert by_transformers(model, prompt_of(9), 20, **options) == want
+    graphs = len(backend.compiled) - before
+    assert graphs == (1 if own else 2)  # a step; a prompt
+    drawn = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        drawn.append(by_transformers(model, prompt_of(9), 20, do_sample=True, temperature=1.5, top_k=40, **options))
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert by_transformers(model, prompt_of(9), 20, **options) == want
+    assert len(backend.compiled) - before <= graphs + 1  # a prompt for a cache that is there already
