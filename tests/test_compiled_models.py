@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torch_webgpu.compiler import backend
 from torch_webgpu.compiler.executor import CompiledGraph
-from torch_webgpu.llm.generate import Generator, padded_size
+from torch_webgpu.llm.generator import Generator, padded_size
 
 LEVELS = ("none", "pointwise", "full")
 
