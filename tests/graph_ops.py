@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -91,7 +92,7 @@ def ordered(b: Builder) -> Any:
     x = b.value(lambda t: t.ndim > 0)
     dim = b.dim(x.tensor)
     if name in ("argmax", "argmin", "max", "sort"):
-        line = x.tensor.movedim(dim, 0).reshape(x.tensor.shape[dim], -1)
+        line = x.tensor.movedim(dim, 0).flatten(1) if x.tensor.ndim > 1 else x.tensor[:, None]
         if not b.exact(x) or x.tensor.dtype is torch.bool or any(len(set(c.tolist())) < len(c) for c in line.T):
             raise Rejected  # of equal elements any may be taken
         return b.call(getattr(torch, name), x, dim)
@@ -213,7 +214,7 @@ def join(b: Builder) -> Any:
 def select(b: Builder) -> Any:
     mask = b.value(lambda t: t.dtype is torch.bool)
     kind = b.choose(("where", "masked_fill", "where number"))
-    x = b.value()
+    x = b.value(lambda t: t.dtype is not torch.bool)
     if kind == "where":
         return b.call(torch.where, mask, x, b.value())
     return b.call("masked_fill", x, mask, b.number()) if kind == "masked_fill" else b.call(torch.where, mask, x, b.number())
@@ -276,10 +277,8 @@ def write(b: Builder) -> Any:
     if kind == "clamp_":
         return b.call("clamp_", x, 0, 2) and None
     if kind == "out":
-        y = b.value(lambda t: t.dtype == x.tensor.dtype)
-        z = b.value(lambda t: t.dtype == x.tensor.dtype)
-        if torch.broadcast_shapes(x.tensor.shape, y.tensor.shape) != z.tensor.shape:
-            raise Rejected
+        y = b.value(lambda t: t.dtype == x.tensor.dtype and t.shape in (x.tensor.shape, ()))
+        z = b.value(lambda t: t.dtype == x.tensor.dtype and t.shape == x.tensor.shape)  # another shape would be resized
         return b.call(b.choose((torch.add, torch.mul)), x, y, out=z) and None
     other = b.number() if b.chance(3) and kind != "copy_" else b.value()
     if kind == "setitem":
@@ -315,10 +314,120 @@ def write_at(b: Builder) -> Any:
     return b.call(kind, x, dim, places, source) and None
 
 
+# ---------------------------------------------------------------------------------------------------- layers
+
+
+def _features(b: Builder) -> Value:
+    """A float tensor with few rows of a width that kernels like, new or one of those there are."""
+    if b.chance(2):
+        return b.value(lambda t: is_float(t) and t.ndim >= 2 and t.shape[-1] in (8, 16, 32) and magnitude(t) < 30)
+    sizes = b.choose(((1, 16), (1, 1, 16), (2, 8), (1, 32), (3, 16), (2, 3, 8)))
+    return b.new_input(sizes, b.choose(FLOATS))
+
+
+def _weighted(b: Builder, x: Value, n: int, bias: bool = False) -> Any:
+    w = b.new_input((n, x.tensor.shape[-1]), x.tensor.dtype)
+    small = b.call(torch.mul, w, 0.25) if b.chance(4) else w
+    extra = b.new_input((n,), x.tensor.dtype) if bias else None
+    return b.call(F.linear, x, small, extra, growth=_reach(x, w) + 1)
+
+
+def _tamed(b: Builder, x: Value) -> Value:
+    """The same within [-4, 4]."""
+    return b.call(torch.clamp, x, -4, 4) if magnitude(x.tensor) > 4 else x  # type: ignore[no-any-return]
+
+
+def norm(b: Builder) -> Any:
+    """RMS norm as models write it, and what only looks like it."""
+    x = _features(b)
+    n, dtype = x.tensor.shape[-1], x.tensor.dtype
+    if not bool((x.tensor.double().square().mean(-1) >= 0.5).all()):
+        raise Rejected
+    gain = b.new_input((n,), dtype)
+    kind = b.choose(("rms", "rms", "layer", "fused"))
+    if kind == "layer":
+        if not bool((x.tensor.double().var(-1) >= 0.5).all()):
+            raise Rejected
+        bias = b.new_input((n,), dtype) if b.chance(2) else None
+        return b.call(F.layer_norm, x, (n,), gain, bias, 1e-5, rough=True)
+    if kind == "fused":
+        return b.call(F.rms_norm, x, (n,), gain, 1e-5, rough=True)
+    wide = b.call("to", x, torch.float32)
+    square = b.call("pow", wide, 2) if b.chance(2) else b.call(torch.mul, wide, wide)
+    mean = b.call("mean", square, b.choose((-1, x.tensor.ndim - 1, 0)), keepdim=True, rough=True)
+    root = b.call(torch.rsqrt, b.call(torch.add, mean, b.choose((1e-6, 1e-5, 1))), rough=True)
+    scaled = b.call(torch.mul, b.choose((wide, x)), root)
+    narrow = b.call("to", scaled, dtype)
+    return b.call(torch.mul, *b.choose(((gain, narrow), (narrow, gain), (gain, scaled))))
+
+
+def gated(b: Builder) -> Any:
+    """Sibling projections, one of them through an activation."""
+    x = _features(b)
+    n = b.choose((8, 4, 16))
+    bias = b.chance(3)
+    gate, up = _weighted(b, x, n, bias), _weighted(b, x, n, bias)
+    act = b.call(b.choose((F.silu, F.gelu, F.relu)), _tamed(b, gate), rough=True)
+    hidden = b.call(torch.mul, act, up)
+    if b.chance(2):
+        hidden = _weighted(b, _tamed(b, hidden), x.tensor.shape[-1])
+        return b.call(torch.add, *b.choose(((x, hidden), (hidden, x))))
+    return hidden
+
+
+def projections(b: Builder) -> Any:
+    """Several layers over one input."""
+    x = _features(b)
+    bias = b.chance(2)
+    for n in b.choose(((8, 4, 4), (8, 8), (3, 5))):
+        y = _weighted(b, x, n, bias)
+    return y
+
+
+def rotary(b: Builder) -> Any:
+    """The rotate-half form, and near misses of it."""
+    x = b.value(lambda t: is_float(t) and t.ndim >= 2 and t.shape[-1] % 2 == 0 and t.shape[-1] > 0)
+    n, dtype = x.tensor.shape[-1], x.tensor.dtype
+    half = n // 2 if not b.chance(6) else b.integer(1, n - 1)
+    cos, sin = b.new_input(b.choose(((n,), (1, n))), dtype), b.new_input((n,), dtype)
+    low = b.call(operator.getitem, x, (Ellipsis, slice(None, half)))
+    high = b.call(operator.getitem, x, (Ellipsis, slice(half, None)))
+    turned = b.call(torch.cat, [b.call(torch.neg, high), low] if not b.chance(6) else [low, b.call(torch.neg, high)], -1)
+    parts = b.call(torch.mul, x, cos), b.call(torch.mul, turned, sin)
+    return b.call(torch.add, *parts)
+
+
+def attention(b: Builder) -> Any:
+    """Grouped queries, masks, a single query."""
+    heads, groups = b.choose(((2, 1), (2, 2), (4, 2)))
+    queries, keys, width, dtype = b.choose((1, 3)), b.choose((3, 5)), b.choose((8, 4)), b.choose(FLOATS)
+    q = b.new_input((1, heads, queries, width), dtype)
+    k, v = (b.new_input((1, groups, keys, width), dtype) for _ in range(2))
+    q, k = b.call(torch.mul, q, 0.5), b.call(torch.mul, k, 0.5)
+    mask = None
+    if b.chance(2):
+        mask = b.call(torch.ge, b.new_input((1, 1, queries, keys), torch.int64), 0)
+        mask = mask if b.chance(2) else b.call(torch.where, mask, 0.0, b.choose((-math.inf, -1.0)))
+    kwargs: dict[str, Any] = {"enable_gqa": True} if groups < heads else {}
+    if kwargs and b.chance(2):
+        n = heads // groups
+        k, v = (
+            b.call("reshape", b.call("expand", b.call("unsqueeze", t, 2), -1, -1, n, -1, -1), (1, heads, keys, width))
+            for t in (k, v)
+        )
+        kwargs = {}
+    if mask is None:
+        kwargs["is_causal"] = b.chance(2)
+    if mask is not None and mask.tensor.dtype.is_floating_point and mask.tensor.dtype != dtype:
+        raise Rejected
+    return b.call(F.scaled_dot_product_attention, q, k, v, mask, rough=True, **kwargs)
+
+
 COMPUTE: tuple[Kind, ...] = (
     binary, view, unary, reduce, cast, matrix, join, select, compare, smooth, clamp, ordered, index, make, divide,
     rare_view, identity,
 )  # fmt: skip
+LAYERS: tuple[Kind, ...] = (norm, gated, projections, rotary, attention)
 WRITES: tuple[Kind, ...] = (write, write, write_at)
 #: What has a derivative, and numbers that stay small.
 DIFFERENTIABLE: tuple[Kind, ...] = (binary, view, smooth, reduce, matrix, join, clamp, rare_view, identity)
@@ -339,4 +448,4 @@ def draw_graph(b: Builder, kinds: tuple[Kind, ...], most: int) -> Drawn:
     return b.finish(outputs)
 
 
-__all__ = ["COMPUTE", "DIFFERENTIABLE", "FLOATS", "WRITES", "draw_graph"]
+__all__ = ["COMPUTE", "DIFFERENTIABLE", "LAYERS", "WRITES", "draw_graph"]

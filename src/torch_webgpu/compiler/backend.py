@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
 
 from ..config import config
 from ..registry import entry_of
@@ -36,13 +39,28 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return chosen
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], free: Collection[int] = ()) -> Any:
     source = fx.GraphModule(module, fx.Graph())
     source.graph = _copy(module.graph)
-    rewritten = rewrite(module, config.fusion)
+    rewritten = rewrite(module, config.fusion, free)
     graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
     compiled.append(graph)
     return graph
+
+
+def _compile_forward(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return _compile(module, inputs, _views_of_inputs())
+
+
+def _views_of_inputs() -> set[int]:
+    """Positions of the results that AOTAutograd's wrapper makes anew from the inputs."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return set()
+    first = metadata.num_mutated_inp_runtime_indices  # results before the program's own
+    alias = (OutputType.is_input, OutputType.alias_of_input)
+    return {first + i for i, info in enumerate(metadata.output_info) if info.output_type in alias}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -66,13 +84,19 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     if options:
         raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
     prepared = prepare(module)
-    run = aot_autograd(
-        fw_compiler=_compile,
-        bw_compiler=_compile,
-        inference_compiler=_compile,
-        decompositions=_decompositions(),
-        keep_inference_input_mutations=True,
-    )(prepared, example_inputs)
+    try:
+        run = aot_autograd(
+            fw_compiler=_compile_forward,
+            bw_compiler=_compile,
+            inference_compiler=_compile_forward,
+            decompositions=_decompositions(),
+            keep_inference_input_mutations=True,
+        )(prepared, example_inputs)
+    except TorchDynamoException:
+        raise
+    except Exception as e:  # what eager PyTorch refuses too is raised by it, at the call
+        log.warning("a graph of %d nodes runs eagerly: %s: %s", len(module.graph.nodes), type(e).__name__, str(e).split("\n")[0])
+        return module
     if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
     if not may_mutate(prepared):

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .aliasing import memory_of, written
+
 aten = torch.ops.aten
 
 
@@ -65,23 +67,24 @@ def constant_value(node: Any) -> float | None:
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
     """Additions of zero and products with one, where neither dtype nor shape change."""
     graph = module.graph
+    changing = written(graph)
     for node in list(graph.nodes):
         if is_op(node, aten.add.Tensor) and not node.kwargs:
-            _drop_operand(node, 0.0)
+            _drop_operand(node, 0.0, changing)
         elif is_op(node, aten.mul.Tensor):
-            _drop_operand(node, 1.0)
+            _drop_operand(node, 1.0, changing)
     graph.eliminate_dead_code()
     return module
 
 
-def _drop_operand(node: fx.Node, neutral: float) -> None:
+def _drop_operand(node: fx.Node, neutral: float, changing: set[fx.Node]) -> None:
     for kept, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
         if not isinstance(kept, fx.Node) or constant_value(other) != neutral or kept.meta.get("val") is None:
             continue
         if neutral == 0.0 and dtype(kept).is_floating_point:
             continue  # -0.0 + 0.0 is 0.0
-        if dtype(kept) != dtype(node):
-            continue
+        if dtype(kept) != dtype(node) or memory_of(kept) in changing:
+            continue  # the node holds what is there before a write
         if shape(kept) == shape(node):
             node.replace_all_uses_with(kept)
             node.graph.erase_node(node)

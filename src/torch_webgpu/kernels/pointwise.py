@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from .. import _C, wgsl
-from ..recipe import REF_OUTPUT, Graph, Scalar, Tensor, Words, grid
+from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
 from .program import Program
@@ -256,8 +256,7 @@ def _launch(
         walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
         rank = len(sizes) if walked else 0
     # Shared words are written whole where this launch owns all of them, else element by element with atomics.
-    fresh = out.ref < 0 or out.ref >= REF_OUTPUT
-    whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
+    whole = d.packed and flat[0] and out.aligned(4) and (n % d.per_word == 0 or graph.owns_last_word(out))
     mode = "p" if whole else "w"
 
     def words(w: Words) -> None:

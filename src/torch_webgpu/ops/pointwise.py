@@ -377,8 +377,9 @@ def _masked_fill(graph: Graph, x: Tensor, mask: Tensor, value: Operand) -> Tenso
         raise RuntimeError(f"masked_fill only supports a 0-dimensional value tensor, but got shape {list(value.sizes)}")
     if mask.dtype is not BOOL:
         raise RuntimeError(f"masked_fill only supports boolean masks, but got dtype {mask.dtype.name}")
-    if dtype_of(value).is_float and c != "f":
-        raise RuntimeError(f"value cannot be converted to type {x.dtype.name} without overflow")
+    if isinstance(value, (Scalar, float)) and dtype_of(value).is_float and c != "f":
+        number = value.value if isinstance(value, Scalar) else value
+        value = bool(number) if c == "b" else int(number)  # as PyTorch does: towards zero
     return compute(graph, "select({0}, {2}, {1})", [x, mask, value], [c, "b", c], c, x.dtype, "masked_fill")
 
 
