@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -169,26 +170,47 @@ def _split_at(
     module: fx.GraphModule, unsupported: fx.Node, constants: list[torch.Tensor], fuse: Passes
 ) -> Callable[[list[Any]], list[Any]]:
     """The graph as a plan before the node, the node eagerly, a plan after it (each split again where it must be)."""
+    _gather_parts(module.graph)
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     at = nodes.index(unsupported)
+    end = at + 1
+    while end < len(nodes) and _is_part(nodes[end], unsupported):
+        end += 1
+    alone = nodes[at + 1 : end] or [unsupported]
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     returned = module.graph.output_node().args[0]
     used_last = {n for n in returned if isinstance(n, fx.Node)}
     later = set(nodes[at:])
     needed_after = [n for n in nodes[:at] if _is_tensor(n) and (n in used_last or any(u in later for u in n.users))]
     before, before_inputs = _part(module, nodes[:at], needed_after)
-    tail_results = [n for n in nodes[at + 1 :] if n in used_last and _is_tensor(n)]
-    after, after_inputs = _part(module, nodes[at + 1 :], tail_results)
+    tail_results = [n for n in nodes[end:] if n in used_last and _is_tensor(n)]
+    after, after_inputs = _part(module, nodes[end:], tail_results)
     first, second = (CompiledGraph(part, part, fuse) for part in (before, after))
 
     def run(args: list[Any]) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(placeholders, [*args, *constants], strict=True))
         env.update(zip(needed_after, first([_evaluate(n, env) for n in before_inputs]), strict=True))
-        _evaluate(unsupported, env)
+        _evaluate(unsupported, env)  # also where nothing reads its result: it may write
+        for node in alone:
+            _evaluate(node, env)
         env.update(zip(tail_results, second([_evaluate(n, env) for n in after_inputs]), strict=True))
         return [_evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
     return run
+
+
+def _is_part(node: fx.Node, source: Any) -> bool:
+    return node.target is operator.getitem and node.args[0] is source
+
+
+def _gather_parts(graph: fx.Graph) -> None:
+    """Moves every ``getitem`` right behind the node whose results it picks from, so that no cut goes between them."""
+    for node in list(graph.nodes):
+        at = node
+        for user in list(node.users):
+            if _is_part(user, node):
+                at.append(user)
+                at = user
 
 
 def _part(

@@ -11,7 +11,7 @@ from ..kernels.matvec import Dense, Int8, Norm, Weight
 from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Tensor
-from .fusion import Flow, dedupe, is_temporary, stored
+from .fusion import Flow, dedupe, is_temporary, same_view, stored
 from .ir import Module, Pointwise, Step
 from .linear import Linear, RmsNorm, weight_tensors
 
@@ -84,7 +84,7 @@ def epilogue(linear: Linear, consumer: Pointwise) -> Linear | None:
         return None
     (site,) = sites
     whole = regroup(operands[site], (m, n))
-    if whole is None or whole.strides != linear.out.strides or whole.delta != linear.out.delta:
+    if whole is None or whole.strides != linear.out.strides or whole.offset != linear.out.offset:
         return None
     out = regroup(consumer.out, (m, n))
     moved = [regroup(x, (m, n)) if isinstance(x, Tensor) else x for i, x in enumerate(operands) if i != site]
@@ -140,7 +140,7 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
     if len(sites) != 1 or not consumer.few_rows or not _same_input(consumer, other):
         return None
     e = consumer.extras[sites[0]]
-    if e.sizes != other.out.sizes or e.strides != other.out.strides or e.delta != other.out.delta:
+    if e.sizes != other.out.sizes or e.strides != other.out.strides or e.offset != other.out.offset:
         return None
     s, t = len(consumer.weights), len(other.weights)
     program = consumer.program.inline(s + sites[0], stored(other.program, other.out))
@@ -157,17 +157,11 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
     return new if new.possible() else None
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.buffer == b.buffer and a.delta == b.delta and a.sizes == b.sizes and a.strides == b.strides
-
-
 def _same_input(a: Linear, b: Linear) -> bool:
-    if not _same(a.x, b.x) or (a.norm is None) != (b.norm is None):
+    if not same_view(a.x, b.x) or (a.norm is None) != (b.norm is None):
         return False
     if a.norm is not None and b.norm is not None and not (
-        _same(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps
+        same_view(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps
     ):
         return False
     return type(a.weights[0]) is type(b.weights[0])

@@ -131,7 +131,7 @@ def _copy_values(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any])
     out = target if key_of(op) == "copy_" else graph.new(target.sizes, target.dtype, target.strides)
     if isinstance(source, Scalar):
         return fill(graph, out, source)
-    if source.buffer == out.buffer and source.delta == out.delta and source.strides == out.strides:
+    if source.buffer == out.buffer and source.offset == out.offset and source.strides == out.strides:
         return out  # an update in place already wrote it
     copy_into(graph, source, out)
     return out
