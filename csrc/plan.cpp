@@ -1,5 +1,6 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <memory>
 #include <unordered_map>
 
@@ -11,6 +12,7 @@ namespace webgpu {
 namespace {
 struct Entry {
   std::vector<uint64_t> words;
+  std::vector<uint64_t> values;  // of the call's numbers; they matter where the recipe was made for them (specialise)
   Recipe recipe;
 };
 }  // namespace
@@ -33,11 +35,16 @@ void free_plans(PyObject* capsule) {
   delete plans;
 }
 
-std::shared_ptr<Entry> find(Plans& plans, uint64_t hash, c10::ArrayRef<uint64_t> words) {
+std::shared_ptr<Entry> find(Plans& plans, uint64_t hash, const Signature& signature) {
   auto found = plans.entries.find(hash);
   if (found == plans.entries.end()) return nullptr;
   for (auto& entry : found->second) {
-    if (words.equals(entry->words)) return entry;
+    bool any = entry->recipe.kind != Recipe::Kind::specialise;
+    if (signature.words.size() == entry->words.size() &&
+        std::equal(entry->words.begin(), entry->words.end(), signature.words.begin()) &&
+        (any || std::equal(entry->values.begin(), entry->values.end(), signature.values.begin()))) {
+      return entry;
+    }
   }
   return nullptr;
 }
@@ -71,15 +78,16 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
   Lock lock(device_mutex());
-  auto entry = find(plans, hash, signature.words);
+  auto entry = find(plans, hash, signature);
   watch.lap(stats.key_ns);
   if (!entry) {
     lock.unlock();
     ensure_device();
     entry = ask_python(plans, args);
     entry->words.assign(signature.words.begin(), signature.words.end());
+    entry->values.assign(signature.values.begin(), signature.values.end());
     lock.lock();
-    if (!find(plans, hash, signature.words)) plans.entries[hash].push_back(entry);
+    if (!find(plans, hash, signature)) plans.entries[hash].push_back(entry);
   }
   if (entry->recipe.kind == Recipe::Kind::fallback) return false;
   HoldSubmits hold;  // one submit, unless the plan needs more uniform slots than a batch has

@@ -249,13 +249,14 @@ bool equal(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 || a.eq(b).all().item<bool>();
 }
 
-// Attention: the fused kernel where no gradient is needed, else PyTorch's composition.
+// Attention: the fused kernel where no gradient is needed, else PyTorch's composition. Also called with symbolic sizes:
+// size() would make numbers of all of them.
 int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout,
                    bool, std::optional<double>, bool) {
   constexpr int64_t math = 0, overrideable = 4;
   bool grad = c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad() ||
                                               (mask && mask->defined() && mask->requires_grad()));
-  return grad || dropout > 0 || q.dim() != 4 || q.size(3) > 256 || v.size(3) > 256 ? math : overrideable;
+  return grad || dropout > 0 || q.dim() != 4 || q.sym_size(3) > 256 || v.sym_size(3) > 256 ? math : overrideable;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> fused_attention(

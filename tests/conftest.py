@@ -12,9 +12,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "quick", max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
-settings.register_profile(
-    "thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False, print_blob=True
-)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False, print_blob=True)
 settings.load_profile("quick")
 
 # Vulkan loaders want a runtime directory of their own; the name survives pytest-xdist's workers, which inherit it.

@@ -136,7 +136,9 @@ def view(b: Builder) -> Any:
 def rare_view(b: Builder) -> Any:
     x = b.value(lambda t: t.ndim > 0)
     t = x.tensor
-    kind = b.choose(("chunk", "unfold", "diagonal", "narrow", "split", "movedim", "contiguous", "unbind", "detach", "as_strided"))
+    kind = b.choose(
+        ("chunk", "unfold", "diagonal", "narrow", "split", "movedim", "contiguous", "unbind", "detach", "as_strided")
+    )
     dim = b.dim(t)
     n = t.shape[dim]
     if kind == "chunk":

@@ -47,7 +47,9 @@ def same(got: Any, want: Any, tolerance: float = 0.0) -> None:
         torch.testing.assert_close(x.detach().cpu(), y.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def check(function: Function, *bases: torch.Tensor, place: Function | None = None, calls: int = 2, tolerance: float = 0.0) -> None:
+def check(
+    function: Function, *bases: torch.Tensor, place: Function | None = None, calls: int = 2, tolerance: float = 0.0
+) -> None:
     """Compiled on the device and eager on the CPU: results, the bases afterwards, and what a write to each result changes.
 
     Args:
@@ -85,7 +87,9 @@ def test_broadcast_and_sum_count_every_pair_once(sizes: tuple[int, int], dims: A
 # ---------------------------------------------------------------------------------------------------- batch norm
 
 
-@pytest.mark.parametrize(("make", "shape"), ((nn.BatchNorm1d, (16, 8)), (nn.BatchNorm2d, (16, 8, 4, 4)), (nn.BatchNorm3d, (4, 8, 2, 2, 3))))
+@pytest.mark.parametrize(
+    ("make", "shape"), ((nn.BatchNorm1d, (16, 8)), (nn.BatchNorm2d, (16, 8, 4, 4)), (nn.BatchNorm3d, (4, 8, 2, 2, 3)))
+)
 @pytest.mark.parametrize("momentum", (0.1, None))
 def test_batch_norm_statistics_after_training_steps(make: Any, shape: tuple[int, ...], momentum: float | None) -> None:
     here, there = make(8, momentum=momentum), make(8, momentum=momentum).to(DEVICE)
@@ -203,7 +207,12 @@ def test_overlaps_inside_a_word(dtype: torch.dtype) -> None:
         return x * y
 
     base = (torch.arange(13) % 3).to(dtype)
-    for first, second in ((slice(1, 4), slice(4, 7)), (slice(0, 3), slice(1, 4)), (slice(3, 6), slice(0, 3)), (slice(5, 6), slice(6, 7))):
+    for first, second in (
+        (slice(1, 4), slice(4, 7)),
+        (slice(0, 3), slice(1, 4)),
+        (slice(3, 6), slice(0, 3)),
+        (slice(5, 6), slice(6, 7)),
+    ):
         check(f, base, place=lambda b, i=first, j=second: (b[i], b[j]))
 
 
@@ -219,7 +228,9 @@ def _dropped(name: str) -> Function:
     return f
 
 
-@pytest.mark.parametrize("name", ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"))
+@pytest.mark.parametrize(
+    "name", ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+)
 def test_write_through_inactive_dropout(name: str) -> None:
     shape = {"dropout1d": (2, 3, 4), "dropout2d": (2, 3, 4, 2), "dropout3d": (2, 3, 2, 2, 2)}.get(name, (2, 3))
     check(_dropped(name), torch.ones(shape))
@@ -329,7 +340,9 @@ RESULTS: dict[str, Function] = {
     "times one": lambda x, y: (x * 1, x),
     "times one, then written": lambda x, y: (x * 1, x.add_(1)),
     "plus zero": lambda x, y: (x.int() + 0, x),
-    "functional update": lambda x, y: (lambda z: (x.copy_(z), z)[1])(x.index_copy(0, torch.tensor([1], device=x.device), y[:1])),
+    "functional update": lambda x, y: (lambda z: (x.copy_(z), z)[1])(
+        x.index_copy(0, torch.tensor([1], device=x.device), y[:1])
+    ),
     "update and read": lambda x, y: (x.index_copy_(0, torch.tensor([1], device=x.device), y[:1]), x * 2, x[1]),
     "update from itself": lambda x, y: x.copy_(x.index_add(0, torch.tensor([0], device=x.device), x[2:])),
     "constant": lambda x, y: (torch.zeros(2, device=x.device), torch.zeros(2, device=x.device)),
@@ -485,7 +498,10 @@ def test_reductions_of_every_size() -> None:
 
     got = torch.compile(f, backend="webgpu")(*[torch.ones(n, device=DEVICE) for n in sizes])
     for n, (total, running, soft, largest, mean) in zip(sizes, got, strict=True):
-        same([total, running, largest, mean], [torch.tensor(float(n)), torch.arange(1.0, n + 1), torch.tensor(1.0), torch.tensor(2.0)])
+        same(
+            [total, running, largest, mean],
+            [torch.tensor(float(n)), torch.arange(1.0, n + 1), torch.tensor(1.0), torch.tensor(2.0)],
+        )
         same(soft, torch.full((n,), 1 / n), 1e-6)
 
 
@@ -506,7 +522,9 @@ def test_backward_of_a_linear_layer(dtype: torch.dtype) -> None:
     torch.compile(lambda t: layer(t).relu() if t.dim() == 1 else layer(t), backend="webgpu")(x).sum().backward()
     assert layer.weight.grad is not None and layer.bias.grad is not None and x.grad is not None
     same([layer.weight.grad, layer.bias.grad], [torch.full((2, 3), 4.0, dtype=dtype), torch.full((2,), 4.0, dtype=dtype)])
-    torch.testing.assert_close(x.grad.cpu().float(), layer.weight.detach().cpu().float().sum(0).expand(4, 3), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        x.grad.cpu().float(), layer.weight.detach().cpu().float().sum(0).expand(4, 3), rtol=1e-2, atol=1e-2
+    )
 
 
 class Mlp(nn.Module):

@@ -83,7 +83,8 @@ class Scalar:
 
     @property
     def value(self) -> Any:
-        self.graph.specialised = True
+        if self.index >= 0:
+            self.graph.specialised = True
         return self._value
 
     @property

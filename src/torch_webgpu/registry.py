@@ -155,7 +155,9 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     if entry is None:
         return _without_lowering(name, overload, key)
     graph = Graph(key)
-    results = apply(graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)])
+    results = apply(
+        graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)]
+    )
     if results is NotImplemented:
         return _without_lowering(name, overload, key, this_signature_only=True)
     if isinstance(results, str):

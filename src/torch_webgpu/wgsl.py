@@ -89,6 +89,7 @@ def scalar_type(dtype: torch.dtype) -> int:
     known = BY_TORCH.get(dtype)
     return known.code if known is not None else _OTHER_CODES.get(dtype, -1)
 
+
 TYPE = {"f": "f32", "i": "i32", "l": "vec2<u32>", "b": "bool"}
 ZERO = {"f": "0.0", "i": "0", "l": "vec2<u32>(0u)", "b": "false"}
 
@@ -178,7 +179,7 @@ class Operand:
         mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words;
             ``+``, ``*``, ``>``, ``<`` atomic sum, product, maximum, minimum, ``acc_<name>(i, value)``; ``a`` the error
             buffer, ``fail_<name>(id, value, size)``; ``v`` read four words at once too, ``v4_<name>(i)``: words 4i to 4i+3
-            from the first element, which must lie at a multiple of 16 bytes.
+            from the first element, which must lie at a multiple of 16 bytes; ``V`` that, and stored so, ``sv4_<name>(i, words)``.
     """
 
     name: str
@@ -225,7 +226,7 @@ def _accessors(op: Operand, index: int, element: str) -> str:
         lines.append(_accumulator(op, off))
     elif op.mode == "p":
         lines.append(f"fn st_{op.name}(i: u32, v: u32) {{ {put(f'{off} / {d.per_word}u + i', 'v')} }}")
-    elif op.mode == "v":
+    elif op.mode in "vV":
         start = f"{off} * {d.itemsize // 4}u" if d.itemsize >= 4 else f"{off} / {d.per_word}u"
         if element == "vec4<u32>":
             quad = f"return B{k}[({start}) / 4u + i];"
@@ -233,6 +234,10 @@ def _accessors(op: Operand, index: int, element: str) -> str:
             parts = ", ".join(get(f"j + {c}u") for c in range(4))
             quad = f"let j = {start} + 4u * i; return vec4<u32>({parts});"
         lines.append(f"fn v4_{op.name}(i: u32) -> vec4<u32> {{ {quad} }}")
+        if op.mode == "V":
+            stores = " ".join(put(f"j + {c}u", f"v[{c}]") for c in range(4))
+            whole = f"B{k}[({start}) / 4u + i] = v;" if element == "vec4<u32>" else f"let j = {start} + 4u * i; {stores}"
+            lines.append(f"fn sv4_{op.name}(i: u32, v: vec4<u32>) {{ {whole} }}")
     return "\n".join(lines)
 
 
@@ -309,7 +314,7 @@ def assemble(operands: Sequence[Operand], slots: int, uniform_slots: int, body: 
         if any((o.mode == "w" and o.dtype.packed) or o.mode in "a" + ACCUMULATING for o in here):
             elements.append("atomic<u32>")
         else:
-            elements.append("vec4<u32>" if all(o.mode == "v" for o in here) else "u32")
+            elements.append("vec4<u32>" if all(o.mode in "vV" for o in here) else "u32")
     head = []
     for k in range(slots):
         access = "read_write" if written[k] else "read"

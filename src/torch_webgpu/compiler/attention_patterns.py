@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..kernels.decode_attention import Rope, decode_attention
@@ -35,7 +36,12 @@ def lower_rope(graph: DeferredGraph, x: Tensor, cos: Tensor, sin: Tensor) -> Ten
     return out
 
 
-ROPE = Fused("rope", lower_rope)
+def _eager_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    low, high = x.chunk(2, -1)
+    return x * cos + torch.cat((-high, low), -1) * sin
+
+
+ROPE = Fused("rope", lower_rope, _eager_rope)
 
 
 def rotary_embeddings(module: fx.GraphModule) -> fx.GraphModule:
@@ -98,7 +104,7 @@ def lower_attention(
     return found
 
 
-ATTENTION = Fused("attention", lower_attention)
+ATTENTION = Fused("attention", lower_attention, lambda *args: torch.ops.webgpu.attention(*args))
 _SDPA = aten._scaled_dot_product_fused_attention_overrideable.default
 
 
@@ -113,8 +119,9 @@ def attentions(module: fx.GraphModule) -> fx.GraphModule:
         q, k, v = node.args[:3]
         width = shape(q)[-1]
         scale = node.kwargs.get("scale")
-        if scale is None:
-            scale = width**-0.5
+        if scale is None and not isinstance(width, int):
+            continue
+        scale = width**-0.5 if scale is None else scale
         keys, values = _before_repeat(k), _before_repeat(v)
         if (keys is None) != (values is None):
             keys = values = None
@@ -234,7 +241,27 @@ def _table(t: Tensor, batch: int) -> Tensor:
     return t
 
 
-DECODE_ATTENTION = Fused("decode_attention", lower_decode)
+def _eager_decode(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    position: torch.Tensor,
+    mask: torch.Tensor | None,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    if cos is not None and sin is not None:
+        q, k = _eager_rope(q, cos, sin), _eager_rope(k, cos, sin)
+    k_cache.index_copy_(2, position, k)
+    v_cache.index_copy_(2, position, v)
+    found: torch.Tensor = torch.ops.webgpu.attention(q, k_cache, v_cache, mask, False, scale)
+    return found
+
+
+DECODE_ATTENTION = Fused("decode_attention", lower_decode, _eager_decode)
 
 
 def decode_attentions(module: fx.GraphModule) -> fx.GraphModule:
@@ -254,7 +281,8 @@ def decode_attentions(module: fx.GraphModule) -> fx.GraphModule:
 def _decode(node: fx.Node) -> tuple[Any, ...] | None:
     q, keys, values, mask, causal, scale = node.args
     assert isinstance(q, fx.Node)
-    if causal or shape(q)[2] != 1 or shape(q)[3] > 256 or shape(q)[3] % 2:  # type: ignore[operator]
+    width = shape(q)[3]
+    if causal or shape(q)[2] != 1 or not isinstance(width, int) or width > 256 or width % 2:
         return None
     for update in (keys, values):
         if not is_op(update, aten.index_copy_.default) or single_user(update) is not node:  # type: ignore[arg-type]
@@ -268,7 +296,26 @@ def _decode(node: fx.Node) -> tuple[Any, ...] | None:
         (q, cos, sin), k = q.args, k.args[0]  # type: ignore[assignment]
     for update in (keys, values):
         update.meta["replaced"] = True  # type: ignore[union-attr]
+    if _up_to(mask, k_at, shape(k_cache)[2]):  # type: ignore[arg-type]
+        mask = None  # what the kernel does by itself
     return q, k, v, k_cache, v_cache, k_at, mask, cos, sin, scale
+
+
+def _up_to(mask: Any, position: fx.Node, slots: Any) -> bool:
+    """Whether a mask is ``arange(slots) <= position`` along the last dimension, the same for all rows."""
+    mask = _without_views(mask)
+    if not is_op(mask, aten.le.Tensor) or shape(mask)[-1] != slots or any(n != 1 for n in shape(mask)[:-1]):
+        return False
+    every, last = map(_without_views, mask.args)
+    counts = is_op(every, aten.arange.default, aten.arange.start, aten.arange.start_step)
+    return counts and every.args in ((slots,), (0, slots), (0, slots, 1)) and last is _without_views(position)
+
+
+def _without_views(node: Any) -> Any:
+    """The tensor whose elements a chain of views that keeps their order shows."""
+    while is_op(node, aten.expand.default, aten.unsqueeze.default, aten.view.default, aten.alias.default):
+        node = node.args[0]
+    return node
 
 
 def _erase_written(module: fx.GraphModule) -> None:

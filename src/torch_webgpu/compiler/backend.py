@@ -15,11 +15,14 @@ from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
 from ..config import config
+from ..errors import UnsupportedDTypeError
 from ..registry import entry_of
+from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
-from .prepare import alias_pattern, may_mutate, prepare
+from .prepare import AliasPattern, alias_pattern, may_mutate, prepare
+from .resident import CpuResident, lives_on_cpu
 from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
 
@@ -31,7 +34,7 @@ compiled: list[CompiledGraph] = []
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """PyTorch's decompositions of everything that has no lowering of its own."""
-    chosen = {}
+    chosen = foreach.decompositions()
     for op, function in decomposition_table.items():
         if not isinstance(op, torch._ops.OpOverload) or entry_of(key_of(op)) is not None or handler_of(op) is not None:
             continue
@@ -70,7 +73,7 @@ def _copy(graph: fx.Graph) -> fx.Graph:
 
 
 def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """Dynamo backend: compiles a graph whose tensors are on the webgpu device.
+    """Dynamo backend: compiles a graph whose tensors are on the webgpu device, or all on the CPU (see ``resident``).
 
     Args:
         module: Dynamo's graph.
@@ -82,31 +85,51 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
         inputs, run the graph eagerly.
     """
     if options:
-        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
-    prepared = prepare(module)
+        raise TypeError(
+            f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level"
+        )
     try:
-        run = aot_autograd(
-            fw_compiler=_compile_forward,
-            bw_compiler=_compile,
-            inference_compiler=_compile_forward,
-            decompositions=_decompositions(),
-            keep_inference_input_mutations=True,
-        )(prepared, example_inputs)
-    except TorchDynamoException:
+        return _compiled(module, example_inputs)
+    except (TorchDynamoException, UnsupportedDTypeError):
         raise
     except Exception as e:  # what eager PyTorch refuses too is raised by it, at the call
-        log.warning("a graph of %d nodes runs eagerly: %s: %s", len(module.graph.nodes), type(e).__name__, str(e).split("\n")[0])
+        log.warning(
+            "a graph of %d nodes runs eagerly: %s: %s", len(module.graph.nodes), type(e).__name__, str(e).split("\n")[0]
+        )
         return module
+
+
+def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    if lives_on_cpu(module):
+        resident = CpuResident(prepare(module), example_inputs, _compile_for_device)
+        return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap
+    prepared = prepare(module)
+    run = _compile_for_device(prepared, example_inputs)
     if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
-    if not may_mutate(prepared):
+    return _guarded(prepared, alias_pattern(example_inputs), run)
+
+
+def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    run: Callable[..., Any] = aot_autograd(
+        fw_compiler=_compile_forward,
+        bw_compiler=_compile,
+        inference_compiler=_compile_forward,
+        decompositions=_decompositions(),
+        keep_inference_input_mutations=True,
+    )(module, example_inputs)
+    return run
+
+
+def _guarded(module: fx.GraphModule, expected: AliasPattern, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, or the graph itself op by op for inputs that overlap otherwise than expected, if it writes inputs."""
+    if not may_mutate(module):
         return run
-    expected = alias_pattern(example_inputs)
 
     def guarded(*args: Any) -> Any:
         if alias_pattern(args) != expected:
             log.warning("inputs overlap otherwise than at compilation: this call runs eagerly")
-            return prepared(*args)
+            return module(*args)
         return run(*args)
 
     return guarded

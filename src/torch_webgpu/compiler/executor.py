@@ -14,6 +14,7 @@ from torch import fx
 
 from .. import _C
 from ..errors import LimitError, ShaderError
+from .host import evaluate, split_host
 from .ir import Module
 from .lower import UnsupportedNodeError, lower
 from .plan import Plan, assemble
@@ -56,13 +57,15 @@ class CompiledGraph:
             fuse: passes on the lowered steps.
         """
         self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
-        self.module, self.source, self._fuse = module, source, fuse
+        self.source, self._fuse = source, fuse
         self.name = f"compiled graph {next(_numbers)}"
         self.plans: list[Plan] = []
         self._constants = _lift_constants(module)
+        self.module, self._host = split_host(module)
         self._handle = _C.make_plans(self.name, self._plan)
-        self._fallback: Callable[[list[Any]], list[Any]] | None = None
-        self._numbers = _number_outputs(module)
+        self._fallback: Callable[[list[Any]], list[Any]] | None = None  # what runs instead of plans: the graph in pieces,
+        self._op_by_op = False  # or op by op, from its source
+        self._numbers = _number_outputs(self.module)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         for calls in _recorders:
@@ -71,24 +74,38 @@ class CompiledGraph:
 
     def run(self, args: list[Any], times: int = 1) -> list[Any]:
         """Replays the plan for these inputs ``times`` times; the results are those of the last."""
-        if self._fallback is not None:
+        if self._host is not None:
+            for _ in range(times - 1):
+                self.run(list(args))
+            times = 1
+        if self._op_by_op:
             for _ in range(times):
-                results = self._fallback(list(args))
+                results = _interpret(self.source, args)
             return results
-        inputs = [*args, *self._constants] if self._constants else list(args)
+        inputs = [*args, *self._constants]
+        env = self._host.before(inputs) if self._host is not None else {}
         try:
-            results = _C.run_plans(self._handle, inputs, times)
+            results = self._replay(inputs, times)
         except UnsupportedNodeError as e:
             self._degrade(e)
             return self.run(args, times)
         except (LimitError, PlanError) as e:
             log.warning("%s runs op by op: %s", self.name, e)
-            self._fallback = _op_by_op(self.source)
+            self._op_by_op = True
             return self.run(args, times)
         args.clear()
-        assert results is not None
         for index, number in self._numbers:
             results[index] = number(inputs)
+        if self._host is not None:
+            self._host.after(env, results)
+        return results
+
+    def _replay(self, inputs: list[Any], times: int) -> list[Any]:
+        if self._fallback is None:
+            results: list[Any] = _C.run_plans(self._handle, inputs, times)
+            return results
+        for _ in range(times):
+            results = self._fallback(list(inputs))
         return results
 
     def _plan(self, metas: tuple[Any, ...]) -> Any:
@@ -106,7 +123,7 @@ class CompiledGraph:
         log.warning("%s: %s runs eagerly (%s)", self.name, error.node.target, error.reason)
         if error.node.graph is not self.module.graph:
             raise RuntimeError(f"a node of another graph: {error}") from error
-        self._fallback = _split_at(self.module, error.node, self._constants, self._fuse)
+        self._fallback = _split_at(self.module, error.node, self._fuse)
 
 
 def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
@@ -134,7 +151,7 @@ def _number_outputs(module: fx.GraphModule) -> list[tuple[int, Callable[[list[An
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for i, value in enumerate(module.graph.output_node().args[0]):
         if isinstance(value, fx.Node) and not _is_tensor(value):
-            found.append((i, lambda inputs, node=value: _evaluate(node, dict(zip(placeholders, inputs, strict=True)))))
+            found.append((i, lambda inputs, node=value: evaluate(node, dict(zip(placeholders, inputs, strict=True)))))
         elif value is not None and not isinstance(value, fx.Node):
             found.append((i, lambda inputs, number=value: number))
     return found
@@ -142,80 +159,58 @@ def _number_outputs(module: fx.GraphModule) -> list[tuple[int, Callable[[list[An
 
 def _is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return not isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return not isinstance(value, (int, float, bool, tuple, list, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _evaluate(node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-    if node not in env:
-        args = fx.node.map_arg(node.args, lambda n: _evaluate(n, env))
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: _evaluate(n, env))
-        assert callable(node.target)
-        env[node] = node.target(*args, **kwargs)
-    return env[node]
-
-
-def _op_by_op(module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
-    interpreter = fx.Interpreter(module)
-
-    def run(args: list[Any]) -> list[Any]:
-        return list(interpreter.run(*args, enable_io_processing=False))
-
-    return run
+def _interpret(module: fx.GraphModule, args: list[Any]) -> list[Any]:
+    return list(fx.Interpreter(module).run(*args, enable_io_processing=False))
 
 
 # ---------------------------------------------------------------------------------------------------- splitting
 
 
-def _split_at(
-    module: fx.GraphModule, unsupported: fx.Node, constants: list[torch.Tensor], fuse: Passes
-) -> Callable[[list[Any]], list[Any]]:
+def _split_at(module: fx.GraphModule, unsupported: fx.Node, fuse: Passes) -> Callable[[list[Any]], list[Any]]:
     """The graph as a plan before the node, the node eagerly, a plan after it (each split again where it must be)."""
-    _gather_parts(module.graph)
-    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
+    nodes = _with_parts(module)
     at = nodes.index(unsupported)
-    end = at + 1
-    while end < len(nodes) and _is_part(nodes[end], unsupported):
-        end += 1
-    alone = nodes[at + 1 : end] or [unsupported]
+    parts = [n for n in nodes[at + 1 :] if n.target is operator.getitem and n.args[0] is unsupported]
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     returned = module.graph.output_node().args[0]
     used_last = {n for n in returned if isinstance(n, fx.Node)}
-    later = set(nodes[at:])
+    rest = nodes[at + 1 + len(parts) :]
+    later = {unsupported, *rest}
     needed_after = [n for n in nodes[:at] if _is_tensor(n) and (n in used_last or any(u in later for u in n.users))]
     before, before_inputs = _part(module, nodes[:at], needed_after)
-    tail_results = [n for n in nodes[end:] if n in used_last and _is_tensor(n)]
-    after, after_inputs = _part(module, nodes[end:], tail_results)
+    tail_results = [n for n in rest if n in used_last and _is_tensor(n)]
+    after, after_inputs = _part(module, rest, tail_results)
     first, second = (CompiledGraph(part, part, fuse) for part in (before, after))
 
     def run(args: list[Any]) -> list[Any]:
-        env: dict[fx.Node, Any] = dict(zip(placeholders, [*args, *constants], strict=True))
-        env.update(zip(needed_after, first([_evaluate(n, env) for n in before_inputs]), strict=True))
-        _evaluate(unsupported, env)  # also where nothing reads its result: it may write
-        for node in alone:
-            _evaluate(node, env)
-        env.update(zip(tail_results, second([_evaluate(n, env) for n in after_inputs]), strict=True))
-        return [_evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
+        env: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
+        env.update(zip(needed_after, first([evaluate(n, env) for n in before_inputs]), strict=True))
+        for node in (unsupported, *parts):
+            evaluate(node, env)
+        env.update(zip(tail_results, second([evaluate(n, env) for n in after_inputs]), strict=True))
+        return [evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
     return run
 
 
-def _is_part(node: fx.Node, source: Any) -> bool:
-    return node.target is operator.getitem and node.args[0] is source
+def _with_parts(module: fx.GraphModule) -> list[fx.Node]:
+    """The calls in order, the parts of a result directly after it: between two calls there are tensors and numbers alone."""
+    nodes: list[fx.Node] = []
+    for node in module.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        nodes.append(node)
+        at = len(nodes) - 1
+        while at < len(nodes):
+            nodes += [u for u in nodes[at].users if u.target is operator.getitem]
+            at += 1
+    return nodes
 
 
-def _gather_parts(graph: fx.Graph) -> None:
-    """Moves every ``getitem`` right behind the node whose results it picks from, so that no cut goes between them."""
-    for node in list(graph.nodes):
-        at = node
-        for user in list(node.users):
-            if _is_part(user, node):
-                at.append(user)
-                at = user
-
-
-def _part(
-    module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node]]:
+def _part(module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """A graph of some nodes in order, and the nodes outside that it takes as inputs; sizes are worked out again inside."""
     graph = fx.Graph()
     inside: dict[fx.Node, fx.Node] = {}

@@ -143,7 +143,11 @@ def same_view(a: Any, b: Any) -> bool:
     """Whether two tensors have the same elements in the same order (inputs may share a buffer at other offsets)."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return (
-            a.buffer == b.buffer and a.offset == b.offset and a.sizes == b.sizes and a.strides == b.strides and a.dtype is b.dtype
+            a.buffer == b.buffer
+            and a.offset == b.offset
+            and a.sizes == b.sizes
+            and a.strides == b.strides
+            and a.dtype is b.dtype
         )
     return a is b
 
@@ -276,7 +280,7 @@ def fuse_pointwise(module: Module) -> Module:
         steps[i] = None
         for b in sources:
             flow.readers[b] = sorted({*(r for r in flow.readers[b] if r != i), *readers})
-    return Module([s for s in steps if s is not None], module.outputs, module.created, module.may_fail, module.notes)
+    return module.with_steps(steps)
 
 
 def constant_operand(x: Any) -> bool:

@@ -45,11 +45,7 @@ def fuse_norms(module: Module) -> Module:
             for r, new in zip(targets, merged, strict=True):
                 steps[r] = new
             steps[i] = None
-    return _rebuilt(module, steps)
-
-
-def _rebuilt(module: Module, steps: list[Step | None]) -> Module:
-    return Module([s for s in steps if s is not None], module.outputs, module.created, module.may_fail, module.notes)
+    return module.with_steps(steps)
 
 
 # ---------------------------------------------------------------------------------------------------- epilogues
@@ -131,7 +127,7 @@ def fuse_epilogues(module: Module) -> Module:
                 steps[at], steps[i] = new, None
                 changed = True
                 break
-    return _rebuilt(module, steps)
+    return module.with_steps(steps)
 
 
 def join(consumer: Linear, other: Linear) -> Linear | None:
@@ -160,9 +156,7 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
 def _same_input(a: Linear, b: Linear) -> bool:
     if not same_view(a.x, b.x) or (a.norm is None) != (b.norm is None):
         return False
-    if a.norm is not None and b.norm is not None and not (
-        same_view(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps
-    ):
+    if a.norm is not None and b.norm is not None and not (same_view(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps):
         return False
     return type(a.weights[0]) is type(b.weights[0])
 
@@ -264,7 +258,7 @@ def merge_siblings(module: Module) -> Module:
         base, at = moved[t.buffer]
         return Tensor(base.ref, base.buffer, t.dtype, t.sizes, t.strides, t.delta + at, t.offset + at)
 
-    return _rebuilt(module, [None if s is None else s.map_tensors(place) for s in steps])
+    return module.with_steps(None if s is None else s.map_tensors(place) for s in steps)
 
 
 def _owns_result(module: Module, kept: set[Any], flow: Flow, index: int, step: Linear) -> bool:

@@ -6,8 +6,8 @@ that the fusion passes can rewrite them; every other kernel is kept as it will b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..kernels.pointwise import emit_program
@@ -85,13 +85,20 @@ class Module:
         steps: in an order that keeps every buffer's reads and writes as the program wrote them.
         outputs: what a call returns: tensors (fresh ones, inputs, or views of either), numbers, None.
         created: fresh tensors, the one of buffer ``b`` at index ``-1 - b``.
+        may_fail: whether a launch reports errors from the device.
+        specialised: whether the steps hold for these values of the call's numbers only.
     """
 
     steps: list[Step]
     outputs: list[Any]
     created: list[Tensor]
     may_fail: bool = False
+    specialised: bool = False
     notes: list[str] = field(default_factory=list)
+
+    def with_steps(self, steps: Iterable[Step | None]) -> Module:
+        """The same module with other steps, None left out."""
+        return replace(self, steps=[s for s in steps if s is not None])
 
     def output_buffers(self) -> set[Any]:
         """Buffers that outlive the call."""

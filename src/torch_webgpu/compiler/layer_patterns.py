@@ -9,11 +9,19 @@ from torch import fx
 
 from .linear import lower_linear, lower_quantised, lower_rms_norm
 from .lower import Fused
-from .matching import argument, aten, dtype, is_op, replace_with, shape, single_user
+from .matching import argument, aten, dtype, is_number, is_op, replace_with, shape, single_user
 
-LINEAR = Fused("linear", lower_linear)
-RMS_NORM = Fused("rms_norm", lower_rms_norm)
-QUANTISED = {name: Fused(name, lower_quantised(name)) for name in ("linear_int8", "linear_int4")}
+
+def _eager_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    return torch.nn.functional.rms_norm(x, gain.shape, gain, float(eps))
+
+
+LINEAR = Fused("linear", lower_linear, torch.nn.functional.linear)
+RMS_NORM = Fused("rms_norm", lower_rms_norm, _eager_rms_norm)
+QUANTISED = {
+    name: Fused(name, lower_quantised(name), lambda *args, name=name: getattr(torch.ops.webgpu, name)(*args))
+    for name in ("linear_int8", "linear_int4")
+}
 
 
 def linears(module: fx.GraphModule) -> fx.GraphModule:
@@ -57,7 +65,7 @@ def rms_norms(module: fx.GraphModule) -> fx.GraphModule:
 
 def _rms_norm(root: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
     add = root.args[0]
-    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not isinstance(add.args[1], float) or add.kwargs:  # type: ignore[union-attr]
+    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not is_number(add.args[1]) or add.kwargs:  # type: ignore[union-attr]
         return None
     eps, mean = add.args[1], add.args[0]  # type: ignore[union-attr]
     if not is_op(mean, aten.mean.dim) or not argument(mean, 2, "keepdim", False):

@@ -91,9 +91,7 @@ class Linear:
 
     def launch(self, graph: Graph) -> None:
         if self.few_rows and supports(self.x, self.weights, self.out, self.extras, self.norm):
-            matvec(
-                graph, self.x, self.weights, self.out, program=self.program, extras=self.extras, norm=self.norm
-            )
+            matvec(graph, self.x, self.weights, self.out, program=self.program, extras=self.extras, norm=self.norm)
             return
         program, extras = bake(self.program, [None, *self.extras])
         (weight,) = self.weights
@@ -157,13 +155,13 @@ class RmsNorm:
 # ---------------------------------------------------------------------------------------------------- lowerings
 
 
-def lower_rms_norm(graph: DeferredGraph, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def lower_rms_norm(graph: DeferredGraph, x: Tensor, gain: Tensor, eps: Any) -> Tensor:
     """RMS norm over the last dimension."""
     entry = entry_of("_fused_rms_norm")
     assert entry is not None
     x = contiguous(graph, x)
     start = len(graph.collected)
-    epsilon = Scalar(graph, -1, False, eps, x.dtype, True)
+    epsilon = eps if isinstance(eps, Scalar) else Scalar(graph, -1, False, eps, x.dtype, True)
     out = apply(graph, entry, [x, list(gain.sizes), gain, epsilon])[0]
     kernels = graph.collected[start:]
     del graph.collected[start:]
@@ -216,9 +214,7 @@ def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def _linear(
-    graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, ...], bias: Tensor | None
-) -> Tensor | None:
+def _linear(graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, ...], bias: Tensor | None) -> Tensor | None:
     n, k = sizes
     lead = x.sizes[:-1]
     m = product(lead)

@@ -30,16 +30,16 @@ class UnsupportedNodeError(Exception):
 def inputs_of(graph: DeferredGraph, metas: Sequence[Any]) -> list[Any]:
     """Plan inputs from what the native core tells of a call's arguments (``_C.Meta`` or numbers)."""
     values: list[Any] = []
-    for meta in metas:
-        if not isinstance(meta, _C.Meta):
-            values.append(meta)  # a number, or a tensor of the device
+    for i, meta in enumerate(metas):
+        if isinstance(meta, float):
+            values.append(Scalar(graph, i, False, meta, wgsl.F32, True))
+        elif not isinstance(meta, _C.Meta):
+            values.append(meta)  # an integer, or a tensor of the device
         elif meta.value is not None and meta.device != _PRIVATEUSE1:
-            values.append(Scalar(graph, meta.ref, True, meta.value, wgsl.DTYPES[meta.dtype], meta.wrapped))
+            values.append(Scalar(graph, meta.ref, True, meta.value, wgsl.DTYPES.get(meta.dtype, wgsl.F32), meta.wrapped))
         else:
             values.append(None)  # no operand of a plan: fine unless a node uses it
     return values
-
-
 
 
 def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
@@ -61,7 +61,7 @@ def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
             outputs = list(fx.node.map_arg(node.args[0], lambda n: env[n]))
         else:
             env[node] = _lower_node(graph, node, env)
-    return Module(graph.collected, outputs, graph.created, graph.may_fail)
+    return Module(graph.collected, outputs, graph.created, graph.may_fail, graph.specialised)
 
 
 def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
@@ -91,9 +91,9 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
 
 
 def _on_numbers(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not callable(node.target) or any(isinstance(a, (Tensor, Scalar)) for a in args):
+    if not callable(node.target) or any(isinstance(a, Tensor) for a in args):
         raise UnsupportedNodeError(node, "not an ATen op")
-    return node.target(*args, **kwargs)
+    return node.target(*(a.value if isinstance(a, Scalar) else a for a in args), **kwargs)
 
 
 def _lower_op(graph: DeferredGraph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -150,14 +150,15 @@ class Fused:
 
     Attributes:
         lowering: (graph, *args) → result, as in the registry.
+        eager: the same on tensors, for graphs that run op by op.
     """
 
-    def __init__(self, name: str, lowering: Callable[..., Any]) -> None:
-        self.name, self.lowering = name, lowering
+    def __init__(self, name: str, lowering: Callable[..., Any], eager: Callable[..., Any]) -> None:
+        self.name, self.lowering, self.eager = name, lowering, eager
         self.__name__ = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f"{self.name} exists in plans only")
+    def __call__(self, *args: Any) -> Any:
+        return self.eager(*args)
 
     def __repr__(self) -> str:
         return f"fused.{self.name}"

@@ -17,9 +17,26 @@ def is_op(value: Any, *ops: Any) -> bool:
     return isinstance(value, fx.Node) and value.op == "call_function" and value.target in ops
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a floating-point number, known or not (Dynamo keeps the latter in 0-dim CPU tensors)."""
+    if not isinstance(value, fx.Node):
+        return isinstance(value, float)
+    found = value.meta.get("val")
+    if isinstance(found, torch.Tensor):
+        return found.dim() == 0 and found.device.type == "cpu" and found.dtype.is_floating_point
+    return isinstance(found, (float, torch.SymFloat))
+
+
 def shape(node: fx.Node) -> tuple[Any, ...]:
-    """Sizes as traced; symbolic ones among them."""
-    return tuple(node.meta["val"].shape)
+    """Sizes as traced; symbolic ones as expressions, whose comparison adds no guard."""
+    return tuple(_plain(n) for n in node.meta["val"].shape)
+
+
+def _plain(size: Any) -> Any:
+    if isinstance(size, int):
+        return size
+    expression = size.node.expr
+    return int(expression) if expression.is_Integer else expression
 
 
 def dtype(node: fx.Node) -> torch.dtype:
@@ -65,10 +82,14 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Additions of zero and products with one, where neither dtype nor shape change."""
+    """Without additions of zero, products with one, and slices of everything, where neither dtype nor shape change."""
     graph = module.graph
     changing = written(graph)
     for node in list(graph.nodes):
+        if is_op(node, aten.slice.Tensor) and shape(node) == shape(node.args[0]) and argument(node, 4, "step", 1) == 1:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+            continue
         if is_op(node, aten.add.Tensor) and not node.kwargs:
             _drop_operand(node, 0.0, changing)
         elif is_op(node, aten.mul.Tensor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .fusion import fuse_pointwise
 from .fusion_linear import fuse_epilogues, fuse_norms, merge_siblings
 from .ir import DeferredGraph, Kernel, Module, Pointwise
@@ -27,4 +29,4 @@ def expand(module: Module) -> Module:
         else:
             graph.op = step.name
             step.launch(graph)
-    return Module(graph.collected, module.outputs, module.created, module.may_fail or graph.may_fail, module.notes)
+    return replace(module, steps=graph.collected, may_fail=module.may_fail or graph.may_fail)

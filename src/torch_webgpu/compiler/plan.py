@@ -142,5 +142,5 @@ def assemble(module: Module) -> Plan:
         placed: Step = step.map_tensors(place)
         placed.launch(graph)
     outputs, returned = _results(module, bases)
-    recipe = (outputs, list(placement.arenas), graph.steps, module.may_fail, False, returned)
+    recipe = (outputs, list(placement.arenas), graph.steps, module.may_fail, module.specialised, returned)
     return Plan(recipe, graph.dispatches, placement.arenas, len(bases), module.notes)

@@ -33,6 +33,8 @@ def handler_of(op: Any) -> Handler | None:
     found = _handlers.get(key_of(op))
     if found is None and getattr(op, "is_view", False):
         return _view
+    if found is None and getattr(op, "namespace", "") == "prims" and _namesake(op) is not None:
+        return _primitive
     return found
 
 
@@ -54,7 +56,7 @@ def _meta(x: Any) -> Any:
     if isinstance(x, Tensor):
         return torch.empty_strided(x.sizes, x.strides, dtype=x.dtype.torch, device="meta")
     if isinstance(x, Scalar):
-        return torch.empty((), dtype=x.dtype.torch, device="meta") if x.is_tensor else x.constant
+        return torch.empty((), dtype=x.dtype.torch, device="meta") if x.is_tensor and not x.wrapped else x.constant
     if isinstance(x, (list, tuple)):
         return [_meta(v) for v in x]
     return x
@@ -194,6 +196,52 @@ structural("randn", "randn_like")(_random("normal_", 0.0, 1.0))
 
 
 # ---------------------------------------------------------------------------------------------------- other names
+
+
+@structural("_local_scalar_dense")
+def _item(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The number that a 0-dim CPU tensor holds: Dynamo hands numbers that may change over so."""
+    x = args[0]
+    if not isinstance(x, Scalar):
+        return NotImplemented
+    return Scalar(graph, x.index, x.is_tensor, x.constant, x.dtype, True)
+
+
+def _namesake(op: Any) -> str | None:
+    """The ATen op that a primitive of PyTorch's reference implementations stands for: elementwise ones."""
+    name = str(op._schema.name).removeprefix("prims::")
+    return next((key for key in (f"{name}.self", f"{name}.Tensor", name) if entry_of(key) is not None), None)
+
+
+def _primitive(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    key = _namesake(op)
+    entry = entry_of(key or "")
+    if entry is None or kwargs:
+        return NotImplemented
+    graph.op = str(key)
+    return apply(graph, entry, [_operand(graph, a) for a in args])[0]
+
+
+def _operand(graph: Graph, value: Any) -> Any:
+    """A number in the place of a tensor."""
+    if not isinstance(value, (bool, int, float)):
+        return value
+    kind = wgsl.BOOL if isinstance(value, bool) else wgsl.I64 if isinstance(value, int) else wgsl.F32
+    return Scalar(graph, -1, False, value, kind, True)
+
+
+@structural("prims::convert_element_type")
+def _convert(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _copy(graph, torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]})
+
+
+@structural("convolution_backward")
+def _convolution_backward(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    entry = entry_of("convolution_backward_overrideable")
+    assert entry is not None
+    grad, x, weight, bias_sizes, *window, mask = args
+    results = apply(graph, entry, [grad, x, weight, *window, mask])
+    return [r if wanted else None for r, wanted in zip(results, mask, strict=True)]
 
 
 @structural("convolution")

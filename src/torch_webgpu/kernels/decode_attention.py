@@ -2,21 +2,26 @@
 
 The keys are walked in tiles. A workgroup serves several query heads that share a key/value head, so that a cache row is
 read once for all of them. A long cache is shared out among workgroups (tile t belongs to workgroup t modulo their number,
-so that a cache that is filled little keeps them all busy) whose unnormalised results a second launch combines.
+so that a cache that is filled little keeps them all busy) whose unnormalised results a second launch combines. The usual
+case, a cache of moderate length without a mask, takes the one launch of ``decode_row`` instead.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from .. import wgsl
 from ..errors import LimitError
-from ..recipe import MAX_GROUPS, Graph, Tensor, Words, register_error
+from ..recipe import MAX_GROUPS, Graph, Tensor, Words
 from ..runtime import device
 from ..wgsl import BF16, F16, F32
 from . import render
+from .decode_operands import Call, Rope, fill_words, store, whole_rows
+from .decode_row import launch_row, takes_row
 from .pointwise import copy_into
+
+__all__ = ["Rope", "decode_attention"]
 
 WORKGROUP = 256
 MOST_HEADS = 8  # query heads a workgroup
@@ -25,46 +30,6 @@ SHORT = 128  # slots up to which one launch does it all
 SPREAD = 256  # workgroups that a long cache is shared out among, at most
 SHARED_BYTES = 16384
 READ_AHEAD = 8  # results of other workgroups that an invocation reads at once
-
-_OUT_OF_RANGE = "attention: position {value} is out of bounds for a cache of {size} slots"
-# Finite masks as low as this mean "never", as long as the row attends to its own, newest slot.
-_NEVER = {"float32": -1e38, "bfloat16": -1e38, "float16": -65000.0}
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary embedding in the form ``x * cos + cat(-x[D/2:], x[:D/2]) * sin``; both broadcast to (B, 1, D)."""
-
-    cos: Tensor
-    sin: Tensor
-
-
-@dataclass(frozen=True)
-class _Call:
-    """The operands of one launch; ``heads`` query heads share a workgroup, ``tile`` keys are done at once."""
-
-    q: Tensor
-    k: Tensor | None
-    v: Tensor | None
-    k_cache: Tensor
-    v_cache: Tensor
-    out: Tensor
-    position: Tensor | None
-    mask: Tensor | None
-    rope: Rope | None
-    scale: Any
-    heads: int = 1
-    tile: int = 32
-    chunks: int = 1
-
-    @property
-    def dim(self) -> int:
-        return self.q.sizes[3]
-
-    @property
-    def groups(self) -> int:
-        """Workgroups needed for one pass over the heads and batches."""
-        return self.q.sizes[0] * self.q.sizes[1] // self.heads
 
 
 def decode_attention(
@@ -107,7 +72,7 @@ def decode_attention(
         mask = mask.expand((b, h, 1, slots))
     if rope is not None:
         rope = Rope(rope.cos.expand((b, 1, d)), rope.sin.expand((b, 1, d)))
-    _cut(graph, _Call(q, k, v, k_cache, v_cache, out, position, mask, rope, scale))
+    _cut(graph, Call(q, k, v, k_cache, v_cache, out, position, mask, rope, scale))
 
 
 def _check(
@@ -150,7 +115,7 @@ def _check(
         raise RuntimeError(f"decode attention: rotary embedding needs an even head dimension, got {d}")
 
 
-def _cut(graph: Graph, call: _Call) -> None:
+def _cut(graph: Graph, call: Call) -> None:
     """Splits along batch or heads where a binding or the grid is too small, then launches."""
     limit = device().limits["maxStorageBufferBindingSize"]
     large = max(t.extent * t.dtype.itemsize for t in (call.k_cache, call.v_cache)) + 256 > limit
@@ -173,7 +138,7 @@ def _cut(graph: Graph, call: _Call) -> None:
         rope = call.rope if call.rope is None or dim else Rope(part(call.rope.cos), part(call.rope.sin))
         _cut(
             graph,
-            _Call(
+            Call(
                 part(call.q, repeat),
                 None if call.k is None else part(call.k),
                 None if call.v is None else part(call.v),
@@ -191,18 +156,6 @@ def _cut(graph: Graph, call: _Call) -> None:
 # ---------------------------------------------------------------------------------------------------- geometry
 
 
-def _whole_rows(t: Tensor) -> bool:
-    """Whether rows along the last dimension are whole words with nothing between their elements."""
-    if t.strides[3] != 1 and t.sizes[3] > 1:
-        return False
-    per = t.dtype.per_word
-    return per == 1 or (
-        t.sizes[3] % per == 0
-        and t.aligned(4)
-        and all(s % per == 0 for n, s in zip(t.sizes[:3], t.strides[:3], strict=True) if n > 1)
-    )
-
-
 def _per_word(t: Tensor, whole: bool) -> int:
     return t.dtype.per_word if whole else 1
 
@@ -214,7 +167,7 @@ def _shared_bytes(heads: int, tile: int, dim: int) -> int:
     return 4 * (heads * dim + 2 * dim + scratch + 3 * heads * tile + 3 * heads + 4)
 
 
-def _shape(call: _Call, width: int) -> tuple[int, int, int]:
+def _shape(call: Call, width: int) -> tuple[int, int, int]:
     """(query heads a workgroup, keys a tile, workgroups along the cache) for rows of ``width`` words."""
     b, h, _, dim = call.q.sizes
     heads, slots = call.k_cache.sizes[1:3]
@@ -237,12 +190,12 @@ def _shape(call: _Call, width: int) -> tuple[int, int, int]:
 # ---------------------------------------------------------------------------------------------------- launches
 
 
-def _operands(graph: Graph, call: _Call, whole: bool, target: Tensor) -> list[tuple[str, Tensor, str]]:
+def _operands(graph: Graph, call: Call, whole: bool, target: Tensor) -> list[tuple[str, Tensor, str]]:
     """The launch's arguments; ``target`` is the result, or what the second launch combines."""
     cache_mode = "r" if call.k is None else "p" if whole and call.k_cache.dtype.packed else "w"
     value_mode = "r" if call.v is None else "p" if whole and call.v_cache.dtype.packed else "w"
     args = [("q", call.q, "r"), ("kc", call.k_cache, cache_mode), ("vc", call.v_cache, value_mode)]
-    args.append(("o", target, "p" if target.dtype.packed and _whole_rows(target) else "w"))
+    args.append(("o", target, "p" if target.dtype.packed and whole_rows(target) else "w"))
     if call.k is not None and call.v is not None:
         args += [("k", call.k, "r"), ("v", call.v, "r")]
     if call.rope is not None:
@@ -254,7 +207,7 @@ def _operands(graph: Graph, call: _Call, whole: bool, target: Tensor) -> list[tu
     return args
 
 
-def _gathered(graph: Graph, call: _Call) -> _Call:
+def _gathered(graph: Graph, call: Call) -> Call:
     """The small operands copied into one buffer, for adapters with few storage bindings."""
     small = [t for t in (call.q, call.k, call.v) if t is not None]
     if call.rope is not None:
@@ -273,8 +226,10 @@ def _gathered(graph: Graph, call: _Call) -> _Call:
     return replace(call, q=q, k=k, v=v, rope=rope)
 
 
-def _launch(graph: Graph, call: _Call) -> None:
-    whole = _whole_rows(call.k_cache) and _whole_rows(call.v_cache)
+def _launch(graph: Graph, call: Call) -> None:
+    if takes_row(call):
+        return launch_row(graph, call)
+    whole = whole_rows(call.k_cache) and whole_rows(call.v_cache)
     per = _per_word(call.k_cache, whole)
     width = call.dim // per
     heads, tile, chunks = _shape(call, width)
@@ -286,45 +241,18 @@ def _launch(graph: Graph, call: _Call) -> None:
         call = _gathered(graph, call)
         args = _operands(graph, call, whole, target)
 
-    def words(w: Words) -> None:
-        _fill_words(graph, w, call)
-
     def source(w: Words) -> str:
         return _source(w, call, whole, args)
 
     kind = "" if call.mask is None else call.mask.dtype.cls
     static = (d, whole, heads, tile, chunks > 1, kind, call.k is not None, call.rope is not None, call.position is not None)
     groups = (chunks, h // heads, b)
-    graph.launch("decode_attention", args, words, source, groups, static)
+    graph.launch("decode_attention", args, lambda w: fill_words(w, call), source, groups, static)
     if chunks > 1:
         _combine(graph, target, call.out, chunks)
 
 
-def _fill_words(graph: Graph, w: Words, call: _Call) -> None:
-    b, h, _, d = call.q.sizes
-    slots = call.k_cache.sizes[2]
-    w.u32("L", slots)
-    w.u32("H", h)
-    w.u32("repeat", h // call.k_cache.sizes[1])
-    w.u32("chunks", call.chunks)
-    w.u32("stats", b * h * call.chunks * d)
-    w.number("scale", call.scale, "f")
-    pairs: list[tuple[str, Tensor | None]] = [("q", call.q), ("kc", call.k_cache), ("vc", call.v_cache), ("o", call.out)]
-    for name, t in [*pairs, ("k", call.k), ("v", call.v), ("m", call.mask)]:
-        if t is not None:
-            for axis, stride in zip("zhld", t.strides, strict=True):
-                w.u32(f"{name}_{axis}", stride)
-    if call.rope is not None:
-        for name, t in (("cos", call.rope.cos), ("sin", call.rope.sin)):
-            w.u32(f"{name}_z", t.strides[0])
-            w.u32(f"{name}_d", t.strides[2])
-    if call.position is not None:
-        w.u32("error", register_error("IndexError", _OUT_OF_RANGE))
-    if call.mask is not None and call.mask.dtype.is_float:
-        w.f32("never", _NEVER[call.mask.dtype.name])
-
-
-def _source(w: Words, call: _Call, whole: bool, args: list[tuple[str, Tensor, str]]) -> str:
+def _source(w: Words, call: Call, whole: bool, args: list[tuple[str, Tensor, str]]) -> str:
     per = _per_word(call.k_cache, whole)
     width = call.dim // per
     lanes = WORKGROUP // call.tile
@@ -356,7 +284,7 @@ def _source(w: Words, call: _Call, whole: bool, args: list[tuple[str, Tensor, st
         rope=call.rope is not None,
         position=position,
         mask="" if call.mask is None else call.mask.dtype.cls,
-        out=_store(call.out, modes["o"]),
+        out=store(call.out, modes["o"]),
     )
 
 
@@ -377,16 +305,9 @@ def _pack(name: str, per: int, rounded: str) -> str:
     return f"({bits}({{0}}) | ({bits}({{1}}) << 16u))"
 
 
-def _store(t: Tensor, mode: str) -> str:
-    """How the result is stored: ``element`` or, in whole words, the function that makes the bits."""
-    if mode != "p":
-        return "element"
-    return "f16bits" if t.dtype is F16 else "bf16bits"
-
-
 def _combine(graph: Graph, parts: Tensor, out: Tensor, chunks: int) -> None:
     b, h, _, d = out.sizes
-    mode = "p" if out.dtype.packed and _whole_rows(out) else "w"
+    mode = "p" if out.dtype.packed and whole_rows(out) else "w"
 
     def words(w: Words) -> None:
         w.u32("H", h)
@@ -397,7 +318,7 @@ def _combine(graph: Graph, parts: Tensor, out: Tensor, chunks: int) -> None:
 
     def source(w: Words) -> str:
         rows = max(1, WORKGROUP // d)
-        context = {"workgroup": WORKGROUP, "D": d, "parts": rows, "batch": READ_AHEAD, "out": _store(out, mode)}
+        context = {"workgroup": WORKGROUP, "D": d, "parts": rows, "batch": READ_AHEAD, "out": store(out, mode)}
         return render("decode_attention_combine", w=w, **context)
 
     graph.launch("decode_combine", [("p", parts, "r"), ("o", out, mode)], words, source, (h, b, 1), d)

@@ -16,6 +16,13 @@ from .cache import DecodeCache
 from .sampling import check_arguments, sample
 
 LARGEST_BLOCK = 16  # tokens queued before the host looks at them
+SMALLEST_PROMPT = 16  # tokens to which a prompt is padded at least
+
+
+def padded_size(size: int, length: int) -> int:
+    """Tokens to which a prompt is padded, so that few sizes occur: at most a quarter more, and at most the cache's length."""
+    step = max(SMALLEST_PROMPT, (1 << (size - 1).bit_length()) // 8)
+    return min(-(-size // step) * step, length)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Generator:
         self._count = torch.zeros((1,), dtype=torch.int64, device=self.device)
         self._step: tuple[CompiledGraph, list[Any]] | None = None
         self._compiled = torch.compile(self._decode, backend="webgpu", fullgraph=True, dynamic=False)
+        self._compiled_fill = torch.compile(self._fill, backend="webgpu", fullgraph=True)
 
     def _choose(self, logits: torch.Tensor) -> torch.Tensor:
         s = self.sampling
@@ -69,6 +77,12 @@ class Generator:
         logits = self.model(input_ids=self._token, use_cache=True, **self._with_cache).logits
         self._keep(self._choose(logits))
 
+    def _fill(self, ids: torch.Tensor, size: torch.Tensor) -> None:
+        """The prompt, padded at its end: what is padding comes after all that is read, and is overwritten later."""
+        logits = self.model(input_ids=ids, use_cache=True, logits_to_keep=size - 1, **self._with_cache).logits
+        self.cache.occupy(size)
+        self._keep(self._choose(logits))
+
     def _keep(self, token: torch.Tensor) -> None:
         self._tokens.index_copy_(0, self._count, token)
         self._count.add_(1)
@@ -76,7 +90,7 @@ class Generator:
 
     @torch.no_grad()
     def prefill(self, prompt: Sequence[int] | torch.Tensor) -> None:
-        """Runs the prompt from an empty cache and chooses the first token.
+        """Runs the prompt from an empty cache and chooses the first token. The first one ever compiles.
 
         Raises:
             ValueError: for an empty prompt, one longer than the cache, or tokens outside of the vocabulary.
@@ -93,10 +107,16 @@ class Generator:
         vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             raise ValueError(f"the prompt holds tokens outside of the vocabulary of {vocabulary}")
-        self.cache.rewind()
         self._count.zero_()
-        hidden = self.model(input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **self._with_cache)
-        self._keep(self._choose(hidden.logits))
+        if not self.cache.plain:  # windows of a cache would take padding for tokens
+            self.cache.rewind()
+            hidden = self.model(input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **self._with_cache)
+            self._keep(self._choose(hidden.logits))
+            return
+        padded = torch.nn.functional.pad(ids, (0, padded_size(size, self.length) - size)).to(self.device)
+        torch._dynamo.maybe_mark_dynamic(padded, 1)
+        with self.cache.filling():
+            self._compiled_fill(padded, torch.tensor([size], device=self.device))
 
     @torch.no_grad()
     def advance(self, steps: int) -> None:
