@@ -283,7 +283,7 @@ class Builder:
             whole = bool((t == t.round()).all()) and size <= LARGEST_WHOLE[t.dtype]
             if rough or incoming or not whole:
                 eps = torch.finfo(t.dtype).eps
-                error = 4 * eps * max(size, 1e-3) + incoming * (growth or max(1.0, largest, size))
+                error = 4 * eps * max(size, largest if rough else 0.0, 1e-3) + incoming * (growth or max(1.0, largest, size))
                 error = max(error, self.errors.get(storage, 0.0) if storage in known else 0.0)
                 if error > 0.25 * max(size, 1.0):
                     raise Rejected

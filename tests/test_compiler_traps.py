@@ -149,7 +149,7 @@ def add_then_scale(x: torch.Tensor, y: torch.Tensor) -> Any:
 
 def exchange(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     t = x.clone()
-    x.copy_(y)
+    x.copy_(y.clone())
     y.copy_(t)
     return x * 10 + y
 
