@@ -197,7 +197,7 @@ class Builder:
 
     def _add(self, node: fx.Node, tensor: torch.Tensor) -> Value:
         value = Value(node, tensor)
-        node.meta["example_value"] = tensor
+        node.meta["example_value"] = _described(tensor)
         self.values.append(value)
         self.keep.append(tensor)
         return value
@@ -250,7 +250,6 @@ class Builder:
             for i, part in enumerate(result):
                 item = self.graph.call_function(operator.getitem, (node, i))
                 found.append(self._add(item, part))
-            node.meta["example_value"] = result
             return found
         return self._add(node, result) if isinstance(result, torch.Tensor) else None
 
@@ -303,6 +302,12 @@ class Builder:
         self.graph.output(tuple(v.node for v in outputs))
         module = fx.GraphModule(torch.nn.Module(), self.graph)
         return Drawn(module, self.pristine, self.layouts, self.bases, [v.tensor for v in outputs], self.errors)
+
+
+def _described(t: torch.Tensor) -> torch.Tensor:
+    """Shape, strides and place of a tensor, as Dynamo notes them."""
+    base = torch.empty(t.untyped_storage().nbytes() // t.itemsize, dtype=t.dtype, device="meta")
+    return base.as_strided(t.shape, t.stride(), t.storage_offset())
 
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:
