@@ -11,6 +11,7 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
@@ -111,13 +112,16 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
 
 
 def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    run: Callable[..., Any] = aot_autograd(
-        fw_compiler=_compile_forward,
-        bw_compiler=_compile,
-        inference_compiler=_compile_forward,
-        decompositions=_decompositions(),
-        keep_inference_input_mutations=True,
-    )(module, example_inputs)
+    # Replayed on the base that AOTAutograd makes of overlapping inputs, views would be those of another shape.
+    replay = functorch_config.view_replay_for_aliased_outputs and not alias_pattern(example_inputs)
+    with functorch_config.patch(view_replay_for_aliased_outputs=replay):
+        run: Callable[..., Any] = aot_autograd(
+            fw_compiler=_compile_forward,
+            bw_compiler=_compile,
+            inference_compiler=_compile_forward,
+            decompositions=_decompositions(),
+            keep_inference_input_mutations=True,
+        )(module, example_inputs)
     return run
 
 
