@@ -22,7 +22,7 @@ from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
-from .prepare import AliasPattern, alias_pattern, may_mutate, prepare
+from .prepare import AliasPattern, alias_pattern, may_mutate, prepare, takes_storage_offsets
 from .resident import CpuResident, lives_on_cpu
 from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
@@ -126,13 +126,17 @@ def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) 
 
 
 def _guarded(module: fx.GraphModule, expected: AliasPattern, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, or the graph itself op by op for inputs that overlap otherwise than expected, if it writes inputs."""
+    """``run``, or the graph itself op by op for inputs that lie otherwise than expected, if it writes inputs."""
     if not may_mutate(module):
         return run
+    from_start = takes_storage_offsets(module)
 
     def guarded(*args: Any) -> Any:
         if alias_pattern(args) != expected:
             log.warning("inputs overlap otherwise than at compilation: this call runs eagerly")
+            return module(*args)
+        if from_start and any(isinstance(a, torch.Tensor) and a.storage_offset() for a in args):
+            log.warning("as_strided, writes, and an input that is not at the start of its storage: this call runs eagerly")
             return module(*args)
         return run(*args)
 

@@ -11,6 +11,7 @@ from torch import fx
 
 from .. import _C, wgsl
 from ..errors import WebGPUError
+from ..kernels.pointwise import copy_into
 from ..recipe import Scalar, Tensor
 from ..registry import apply, entry_of
 from .ir import DeferredGraph, Module
@@ -81,6 +82,8 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
         return sizes[args[1]] if len(args) > 1 else list(sizes)
     graph.op = key_of(target)
     graph.target = None
+    if graph.op in ("as_strided", "as_strided_scatter"):
+        args[0] = _laid_out(graph, args[0], node.args[0])
     try:
         result = _lower_op(graph, target, args, kwargs)
     except (WebGPUError, NotImplementedError, AssertionError, TypeError, AttributeError, KeyError) as e:
@@ -88,6 +91,18 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
     if result is NotImplemented or (isinstance(result, str)):
         raise UnsupportedNodeError(node, "no lowering for these arguments" if result is NotImplemented else "needs the host")
     return result
+
+
+def _laid_out(graph: DeferredGraph, x: Tensor, node: Any) -> Tensor:
+    """A tensor with the strides that it had at tracing, which an op that takes strides counts on."""
+    strides = node.meta["val"].stride()
+    if any(not isinstance(s, int) for s in strides) or all(
+        a == b for a, b, n in zip(x.strides, strides, x.sizes, strict=True) if n > 1
+    ):
+        return x
+    copy = graph.new(x.sizes, x.dtype, strides)
+    copy_into(graph, x, copy)
+    return copy
 
 
 def _on_numbers(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:

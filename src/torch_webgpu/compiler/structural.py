@@ -143,11 +143,11 @@ def _scattered(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -
     """``x`` with the view that ``op``'s namesake takes replaced by ``src``."""
     x, source, *rest = args
     name = key_of(op).removesuffix("_scatter")
-    if name == "as_strided" and (x.delta or x.offset):
+    if name == "as_strided" and (x.delta or x.offset or x.extent != x.numel):
         return NotImplemented
     view = {"slice": torch.ops.aten.slice.Tensor, "select": torch.ops.aten.select.int}.get(name)
     view = view or getattr(torch.ops.aten, name).default
-    out = graph.new(x.sizes, x.dtype)
+    out = graph.new(x.sizes, x.dtype, x.strides if name == "as_strided" else None)
     copy_into(graph, x, out)
     place = _as_view(out, shape_of(view, [out, *rest], kwargs))
     copy_into(graph, source, place)
