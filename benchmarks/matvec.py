@@ -99,10 +99,12 @@ def sweep(chosen: list[Product], seconds: float, activations: torch.dtype | None
 
 def write_table(files: list[Path], pattern: str | None) -> None:
     """Puts the best shapes of result files into the shipped table, but those of products that time cut short."""
-    results = [found for file in files for found in json.loads(file.read_text())["products"]]
-    entries = [Entry.from_json(found["entry"]) for found in results if len(found["timed"]) >= ENOUGH]
+    entries = []
+    for results in (json.loads(file.read_text()) for file in files):
+        lines = [found["entry"] for found in results.get("products", ()) if len(found["timed"]) >= ENOUGH]
+        entries += [Entry.from_json(line) for line in lines + results.get("entries", [])]
     if pattern is not None:
-        entries = [Entry.from_json(e.to_json() | {"adapter": pattern}) for e in entries]
+        entries = [Entry.from_json(e.to_json() | {"adapter": pattern, "implementation": ""}) for e in entries]
     tuning.write(tuning.SHIPPED, entries)
     print(f"{len(entries)} entries into {tuning.SHIPPED}")
 
@@ -122,7 +124,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=list(tuning.BLOCK), default=["float32", "float16", "int4", "int8"])
     parser.add_argument("--activations", choices=["float32", "float16", "bfloat16"], help="dtype of x and the result")
     parser.add_argument("--rows", type=int, choices=range(1, 9), default=1, help="rows of x")
-    parser.add_argument("--adapter", help="what entries call the adapter: a part of its name in lower case")
+    parser.add_argument("--adapter", help="write entries for adapters with this in their name, both implementations")
     parser.add_argument("--write-table", type=Path, nargs="+", metavar="FILE", help="results for the shipped table")
     parser.add_argument("--choice", help="measure this shape only: rows,lanes,workgroup,unroll,stage (1,32,128,2,0)")
     args = parser.parse_args()

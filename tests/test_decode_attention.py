@@ -116,6 +116,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LONG = SHORT + 171  # two launches, and a last tile that is not full
 
 
+@pytest.mark.parametrize("rows", (True, False))
 @pytest.mark.parametrize(
     ("heads", "groups", "slots", "dim", "dtype", "rope"),
     (
@@ -128,13 +129,32 @@ LONG = SHORT + 171  # two launches, and a last tile that is not full
         (2, 2, 33, 37, F16, False),
     ),
 )
-def test_positions(heads: int, groups: int, slots: int, dim: int, dtype: torch.dtype, rope: bool) -> None:
+def test_positions(
+    heads: int,
+    groups: int,
+    slots: int,
+    dim: int,
+    dtype: torch.dtype,
+    rope: bool,
+    rows: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a workgroup a row where the cache's layout and length allow it, and in tiles."""
+    if not rows:
+        monkeypatch.setattr("torch_webgpu.kernels.decode_row.LONGEST", 0)
     for position in sorted({0, 16, 31, 32, slots - 1}):
         if position < slots:
             Step(heads, groups, slots, dim, position, dtype, rope=rope).check()
 
 
+def test_many_keys() -> None:
+    for position in (255, 256, 1000, 1299):
+        Step(14, 2, 1300, 64, position, F32).check()
+        Step(4, 4, 1300, 128, position, BF16).check()
+
+
 def test_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch_webgpu.kernels.decode_row.LONGEST", 0)
     for position in (40, 1250, 1299):
         Step(14, 2, 1300, 64, position, F32).check()
     monkeypatch.setattr("torch_webgpu.kernels.decode_attention.SPREAD", 6)  # three workgroups walk all tiles

@@ -176,6 +176,10 @@ def test_raise_where() -> None:
     with pytest.raises(RuntimeError, match=r"what \(it\) is"):
         torch.ops.webgpu.raise_where(x, flags[:, 0], "what {it} is").cpu()
     for device in DEVICES:
-        with pytest.raises(RuntimeError, match="must be bool"):
-            torch.ops.webgpu.raise_where(x.to(device), x.to(device), "wrong")
+        with pytest.raises(RuntimeError, match="must be bool or float"):
+            torch.ops.webgpu.raise_where(x.to(device), flags.to(device).int(), "wrong")
+        numbers = torch.tensor([1.0, math.inf, -math.inf], device=device)
+        assert torch.ops.webgpu.raise_where(numbers, numbers, "never").tolist() == numbers.tolist()
+        with pytest.raises(RuntimeError, match="one is NaN"):
+            torch.ops.webgpu.raise_where(x.to(device), numbers - numbers, "one is NaN").cpu()
     assert math.isclose(float(torch.ops.webgpu.raise_where(torch.tensor(2.5), torch.tensor(False), "no")), 2.5)

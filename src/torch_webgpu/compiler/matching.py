@@ -82,7 +82,7 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Without additions of zero, products with one, and slices of everything, where neither dtype nor shape change."""
+    """Without additions of zero, products with one, slices of everything, and copies made only to be copied."""
     graph = module.graph
     changing = written(graph)
     for node in list(graph.nodes):
@@ -94,8 +94,22 @@ def simplify(module: fx.GraphModule) -> fx.GraphModule:
             _drop_operand(node, 0.0, changing)
         elif is_op(node, aten.mul.Tensor):
             _drop_operand(node, 1.0, changing)
+        elif is_op(node, aten.copy.default):
+            _drop_copy(node, changing)
     graph.eliminate_dead_code()
     return module
+
+
+def _drop_copy(node: fx.Node, changing: set[fx.Node]) -> None:
+    """``copy_(x, copy(y, source))`` reads the source itself."""
+    source = node.args[1]
+    if not isinstance(source, fx.Node) or shape(source) != shape(node) or dtype(source) != dtype(node):
+        return
+    if memory_of(source) in changing:
+        return  # it may be written before it is read
+    if all(is_op(user, aten.copy_.default) and user.args[0] is not node for user in node.users):
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
 
 
 def _drop_operand(node: fx.Node, neutral: float, changing: set[fx.Node]) -> None:

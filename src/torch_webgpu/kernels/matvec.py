@@ -16,6 +16,7 @@ from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import F16, F32, cast
 from . import render
+from .pointwise import same_walk
 from .program import IDENTITY, Program
 from .tuning import BLOCK, Choice, choose
 from .weights import Dense, Int4, Int8, Weight, fault_of, kind_of, narrow_rows, tensors_of
@@ -44,8 +45,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 def _same_view(a: Tensor, b: Tensor) -> bool:
     """Whether equal indices are equal elements, so that one may replace the other."""
-    steps = lambda t: [s for n, s in zip(t.sizes, t.strides, strict=True) if n > 1]  # noqa: E731
-    return a.dtype is b.dtype and a.offset == b.offset and a.sizes == b.sizes and steps(a) == steps(b)
+    return a.dtype is b.dtype and a.offset == b.offset and same_walk(a, b)
 
 
 def _broadcasts(t: Tensor, sizes: tuple[int, ...]) -> bool:

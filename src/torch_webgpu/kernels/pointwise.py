@@ -139,9 +139,18 @@ def _index_names(rank: int, prefix: str, operand: str | None = None) -> tuple[st
     return tuple(f"{prefix}s{d}" if operand is None else f"{prefix}{operand}_{d}" for d in range(rank))
 
 
+def same_walk(a: Tensor, b: Tensor) -> bool:
+    """Whether equal indices are equally far from the first element."""
+    if a.sizes != b.sizes:
+        return False
+    return a.strides == b.strides or all(
+        s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1
+    )
+
+
 def may_overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two views of one buffer share elements at different positions (their offsets are in the signature)."""
-    if a.buffer != b.buffer or (a.offset == b.offset and a.strides == b.strides and a.sizes == b.sizes):
+    if a.buffer != b.buffer or (a.offset == b.offset and same_walk(a, b)):
         return False
     return a.offset < b.offset + b.extent and b.offset < a.offset + a.extent
 

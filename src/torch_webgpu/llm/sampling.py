@@ -57,7 +57,7 @@ def sample(
         )
     if temperature < GREEDY or top_k == 1:
         best, tokens = logits.max(dim=1)
-        return torch.ops.webgpu.raise_where(tokens, best.isnan(), _NAN)  # type: ignore[no-any-return]
+        return torch.ops.webgpu.raise_where(tokens, best, _NAN)  # type: ignore[no-any-return]
     values, names = _candidates(logits, top_k, top_p)
     probabilities = torch.softmax((values - values.amax(dim=1, keepdim=True)) / temperature, dim=1)
     # NaN anywhere makes a row NaN everywhere. It is drawn from evenly then, and reported with the token.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype, same_walk
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..runtime import device
@@ -38,7 +38,7 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     sizes = list(kept[0].sizes)
     sizes[d] = sum(t.sizes[d] for t in kept)
     out = graph.new(sizes, dtype)
-    if _joined_rows(graph, [t for t in kept if t.numel], out, d):
+    if _repeated(graph, kept, out, d) or _joined_rows(graph, [t for t in kept if t.numel], out, d):
         return out
     start = 0
     for t in kept:
@@ -46,6 +46,17 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
             copy_into(graph, t, out.narrow(d, start, t.sizes[d]))
         start += t.sizes[d]
     return out
+
+
+def _repeated(graph: Graph, tensors: Sequence[Tensor], out: Tensor, dim: int) -> bool:
+    """One tensor several times over, as elementwise work; False where they are not one."""
+    first = tensors[0]
+    if any(t is not first and (t.buffer != first.buffer or t.offset != first.offset or not same_walk(t, first)) for t in tensors):
+        return False
+    split = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
+    strides = (*out.strides[:dim], out.strides[dim] * first.sizes[dim], *out.strides[dim:])
+    copy_into(graph, first.view(split, (*first.strides[:dim], 0, *first.strides[dim:])), out.view(split, strides))
+    return True
 
 
 MOST_JOINED = 6  # with the result, the bindings every adapter has

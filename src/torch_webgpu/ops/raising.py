@@ -14,15 +14,15 @@ _library.define("raise_where(Tensor result, Tensor bad, str message) -> Tensor")
 
 
 def _check(bad: torch.Tensor) -> None:
-    if bad.dtype != torch.bool:
-        raise RuntimeError(f"raise_where: the condition must be bool, got {bad.dtype}")
+    if bad.dtype != torch.bool and not bad.is_floating_point():
+        raise RuntimeError(f"raise_where: the condition must be bool or float, got {bad.dtype}")
 
 
 def _reference(result: torch.Tensor, bad: torch.Tensor, message: str) -> torch.Tensor:
     _check(bad)
-    if bad.any():
+    if (bad if bad.dtype == torch.bool else bad.isnan()).any():
         raise RuntimeError(message)
-    return result.clone()
+    return result.clone(memory_format=torch.contiguous_format)
 
 
 def _fake(result: torch.Tensor, bad: torch.Tensor, message: str) -> torch.Tensor:
@@ -36,31 +36,39 @@ torch.library.register_fake("webgpu::raise_where", _fake, lib=_library)
 
 @lower("webgpu::raise_where")
 def _raise_where(graph: Graph, result: Tensor, bad: Tensor, message: str) -> Tensor:
-    """A copy of ``result``; RuntimeError(message) at the next wait if an element of ``bad`` (bool, any shape) is true."""
-    if bad.dtype is not BOOL:
-        raise RuntimeError(f"{graph.op}: the condition must be bool, got {bad.dtype.name}")
+    """A copy of ``result``; RuntimeError(message) at the next wait if an element of ``bad`` is true or, of floats, NaN."""
+    if bad.dtype is not BOOL and not bad.dtype.is_float:
+        raise RuntimeError(f"{graph.op}: the condition must be bool or float, got {bad.dtype.name}")
+    result, bad = _contiguous(graph, result), _contiguous(graph, bad)
     out = graph.new(result.sizes, result.dtype)
-    copy_into(graph, result, out)
     if bad.numel == 0:
+        copy_into(graph, result, out)
         return out
-    flags = bad
-    if not bad.contiguous:
-        flags = graph.new(bad.sizes, BOOL)
-        copy_into(graph, bad, flags)
+    copied = [("x", result, "r"), ("o", out, "w")] if out.numel else []
     text = message.replace("{", "(").replace("}", ")")  # braces would be filled in
 
     def words(w: Words) -> None:
-        w.u32("n", flags.numel)
+        w.u32("n", out.numel)
+        w.u32("flags", bad.numel)
         w.u32("error", register_error("RuntimeError", text))
 
     def source(w: Words) -> str:
+        wrong = "ld_b(i)" if bad.dtype is BOOL else "isnan_(ld_b(i))"
         return (
             MAIN.format(wg=WORKGROUP)
             + f"let i = {LINEAR.format(wg=WORKGROUP)};\n"
-            + f"if (i < {w.n}) {{ if (ld_b(i)) {{ fail_e({w.error}, vec2<u32>(i, 0u), {w.n}); }} }}\n}}"
+            + (f"if (i < {w.n}) {{ st_o(i, ld_x(i)); }}\n" if copied else "")
+            + f"if (i < {w.flags}) {{ if ({wrong}) {{ fail_e({w.error}, vec2<u32>(i, 0u), {w.flags}); }} }}\n}}"
         )
 
-    graph.launch(
-        "raise_where", [("b", flags, "r"), ("e", graph.error_tensor(), "a")], words, source, grid(flags.numel, WORKGROUP)
-    )
+    args = [("b", bad, "r"), ("e", graph.error_tensor(), "a"), *copied]
+    graph.launch("raise_where", args, words, source, grid(max(out.numel, bad.numel), WORKGROUP))
     return out
+
+
+def _contiguous(graph: Graph, t: Tensor) -> Tensor:
+    if t.contiguous:
+        return t
+    copy = graph.new(t.sizes, t.dtype)
+    copy_into(graph, t, copy)
+    return copy
