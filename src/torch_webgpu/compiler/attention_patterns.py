@@ -11,8 +11,9 @@ import torch
 from torch import fx
 
 from ..kernels.decode_attention import Rope, decode_attention
-from ..kernels.pointwise import emit
-from ..recipe import Graph, Scalar, Tensor
+from ..kernels.pointwise import collapse, index_code, index_words
+from ..ops.gather import gather
+from ..recipe import Graph, Scalar, Tensor, Words
 from ..registry import apply, entry_of
 from ..wgsl import F32
 from .ir import DeferredGraph
@@ -23,17 +24,29 @@ from .matching import argument, aten, constant_value, is_op, replace_with, shape
 
 
 def lower_rope(graph: DeferredGraph, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``x * cos + cat(-x[D/2:], x[:D/2]) * sin`` along the last dimension, in two launches without copies."""
-    half = x.sizes[-1] // 2
+    """``x * cos + cat(-x[D/2:], x[:D/2]) * sin`` along the last dimension of a tensor of any rank, in one launch."""
     out = graph.new(x.sizes, x.dtype)
-    cos, sin = cos.expand(x.sizes), sin.expand(x.sizes)
-    last = x.ndim - 1
-    for start, other, sign in ((0, half, "-"), (half, 0, "+")):
-        part = [t.narrow(last, start, half) for t in (x, cos, sin)]
-        rotated = x.narrow(last, other, half)
-        target = out.narrow(last, start, half)
-        emit(graph, f"({{0}} * {{1}} {sign} {{3}} * {{2}})", [*part, rotated], ["f"] * 4, "f", target, "rope")
-    return out
+    tensors = {"x": x, "c": cos.expand(x.sizes), "s": sin.expand(x.sizes)}
+    sizes, strides = collapse(x.sizes[:-1], [t.strides[:-1] for t in tensors.values()])
+    places = dict(zip(tensors, strides, strict=True))
+
+    def words(w: Words) -> None:
+        w.u32("D", x.sizes[-1])
+        index_words(w, sizes, places)
+        for name, t in tensors.items():
+            w.u32(f"{name}d", t.strides[-1])
+
+    def functions(w: Words) -> str:
+        half = f"({w.D} / 2u)"
+        at = {name: f"x_{name} + d * {w.expr(f'{name}d')}" for name in tensors}
+        return (
+            f"fn value_(i: u32) -> f32 {{\nlet d = i % {w.D}; let row = i / {w.D};\n"
+            f"{index_code(w, len(sizes), list(tensors), 'row')}\n"
+            f"let other = ld_x(x_x + select(d - {half}, d + {half}, d < {half}) * {w.expr('xd')});\n"
+            f"return ld_x({at['x']}) * ld_c({at['c']}) + select(other, -other, d < {half}) * ld_s({at['s']});\n}}"
+        )
+
+    return gather(graph, "rope", out, list(tensors.items()), words, functions, len(sizes))
 
 
 def _eager_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -46,8 +46,8 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def _compile(module: fx.GraphModule, inputs: Sequence[Any], free: Collection[int] = ()) -> Any:
     source = fx.GraphModule(module, fx.Graph())
     source.graph = _copy(module.graph)
-    rewritten = rewrite(module, config.fusion, free)
-    graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
+    level = config.fusion
+    graph = CompiledGraph(rewrite(module, level, free), source, lambda lowered: fuse(lowered, level))
     compiled.append(graph)
     return graph
 
@@ -121,7 +121,7 @@ def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) 
             inference_compiler=_compile_forward,
             decompositions=_decompositions(),
             keep_inference_input_mutations=True,
-        )(module, example_inputs)
+        )(module, example_inputs)  # type: ignore[arg-type]  # any module, says AOTAutograd
     return run
 
 

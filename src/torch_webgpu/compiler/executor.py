@@ -67,6 +67,11 @@ class CompiledGraph:
         self._op_by_op = False  # or op by op, from its source
         self._numbers = _number_outputs(self.module)
 
+    @property
+    def degraded(self) -> bool:
+        """Whether it runs in pieces or op by op, instead of as one plan."""
+        return self._op_by_op or self._fallback is not None
+
     def __call__(self, args: list[Any]) -> list[Any]:
         for calls in _recorders:
             calls.append((self, list(args)))
@@ -102,8 +107,9 @@ class CompiledGraph:
 
     def _replay(self, inputs: list[Any], times: int) -> list[Any]:
         if self._fallback is None:
-            results: list[Any] = _C.run_plans(self._handle, inputs, times)
-            return results
+            found = _C.run_plans(self._handle, inputs, times)
+            assert found is not None  # Python made the plan, and raised where it could not
+            return list(found)
         for _ in range(times):
             results = self._fallback(list(inputs))
         return results

@@ -11,6 +11,7 @@ from ..kernels.matvec import Dense, Int8, Norm, Weight
 from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Tensor
+from .conv import Conv
 from .fusion import Flow, dedupe, is_temporary, same_view, stored
 from .ir import Module, Pointwise, Step
 from .linear import Linear, RmsNorm, weight_tensors
@@ -51,14 +52,20 @@ def fuse_norms(module: Module) -> Module:
 # ---------------------------------------------------------------------------------------------------- epilogues
 
 
-def regroup(t: Tensor, sizes: tuple[int, int]) -> Tensor | None:
-    """The tensor as a matrix with the same elements in the same order; None where strides allow no such view."""
+def regroup(t: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
+    """The tensor with other sizes and the same elements in the same order; None where strides allow no such view."""
     meta = torch.empty_strided(t.sizes, t.strides, device="meta")
     try:
         view = meta.view(sizes)
     except RuntimeError:
         return None
     return t.view(sizes, tuple(view.stride()))
+
+
+def _same_places(a: Tensor, b: Tensor) -> bool:
+    """Whether views of equal sizes have each element at the same place; strides of single elements do not matter."""
+    strides = zip(a.sizes, a.strides, b.strides, strict=True)
+    return a.delta == b.delta and all(s == t for n, s, t in strides if n > 1)
 
 
 def reorder(program: Program, order: list[int]) -> Program:
@@ -71,58 +78,57 @@ def reorder(program: Program, order: list[int]) -> Program:
     return Program(tuple(program.inputs[i] for i in order), steps)
 
 
-def epilogue(linear: Linear, consumer: Pointwise) -> Linear | None:
-    """The linear layer with the arithmetic of the elementwise step that reads its result."""
-    m, n = linear.out.sizes
+def epilogue(layer: Linear | Conv, consumer: Pointwise) -> Linear | Conv | None:
+    """The layer with the arithmetic of the elementwise step that reads its result."""
+    sizes = layer.out.sizes
     program, operands = dedupe(consumer.program, consumer.operands)
-    sites = [i for i, x in enumerate(operands) if isinstance(x, Tensor) and x.buffer == linear.out.buffer]
-    if len(sites) != 1 or consumer.out.numel != m * n or not consumer.out.dtype.is_float:
+    sites = [i for i, x in enumerate(operands) if isinstance(x, Tensor) and x.buffer == layer.out.buffer]
+    if len(sites) != 1 or consumer.out.numel != layer.out.numel or not consumer.out.dtype.is_float:
         return None
     (site,) = sites
-    whole = regroup(operands[site], (m, n))
-    if whole is None or whole.strides != linear.out.strides or whole.offset != linear.out.offset:
+    whole = regroup(operands[site], sizes)
+    if whole is None or not _same_places(whole, layer.out):
         return None
-    out = regroup(consumer.out, (m, n))
-    moved = [regroup(x, (m, n)) if isinstance(x, Tensor) else x for i, x in enumerate(operands) if i != site]
+    out = regroup(consumer.out, sizes)
+    moved = [regroup(x, sizes) if isinstance(x, Tensor) else x for i, x in enumerate(operands) if i != site]
     if out is None or any(x is None for x in moved):
         return None
-    merged = program.inline(site, stored(linear.program, linear.out))
-    streams = len(linear.weights)
+    merged = program.inline(site, stored(layer.program, layer.out))
     rest = len(moved)
-    order = [*range(rest, rest + streams), *range(rest), *range(rest + streams, len(merged.inputs))]
+    order = [*range(rest, rest + layer.streams), *range(rest), *range(rest + layer.streams, len(merged.inputs))]
     new = replace(
-        linear,
+        layer,
         out=out,
         program=reorder(merged, order),
-        extras=[*moved, *linear.extras],
-        name=f"{linear.name}+{consumer.name}",
+        extras=[*moved, *layer.extras],
+        name=f"{layer.name}+{consumer.name}",
     )
     return new if new.possible() else None
 
 
 def fuse_epilogues(module: Module) -> Module:
-    """Elementwise steps that are the only readers of a linear layer's result run in its kernel."""
+    """Elementwise steps that are the only readers of a linear layer's or a convolution's result run in its kernel."""
     steps: list[Step | None] = list(module.steps)
     kept = module.output_buffers()
     changed = True
     while changed:
         changed = False
         flow = Flow(steps)
-        for i, linear in enumerate(steps):
-            if not isinstance(linear, Linear) or not is_temporary(module, kept, linear.out):
+        for i, layer in enumerate(steps):
+            if not isinstance(layer, (Linear, Conv)) or not is_temporary(module, kept, layer.out):
                 continue
-            readers, buffer = flow.readers[linear.out.buffer], linear.out.buffer
+            readers, buffer = flow.readers[layer.out.buffer], layer.out.buffer
             if flow.writers[buffer] != [i] or len(readers) != 1:
                 continue
             at = readers[0]
             consumer = steps[at]
-            if flow.written_between({t.buffer for t in linear.reads()}, i, at):
+            if flow.written_between({t.buffer for t in layer.reads()}, i, at):
                 continue
-            new = None
+            new: Linear | Conv | None = None
             if isinstance(consumer, Pointwise):
-                new = epilogue(linear, consumer)
-            elif isinstance(consumer, Linear):
-                new = join(consumer, linear)
+                new = epilogue(layer, consumer)
+            elif isinstance(consumer, Linear) and isinstance(layer, Linear):
+                new = join(consumer, layer)
             if new is not None:
                 steps[at], steps[i] = new, None
                 changed = True

@@ -69,7 +69,7 @@ def split_host(module: fx.GraphModule) -> tuple[fx.GraphModule, HostPart | None]
             continue
         host.add(node)
         (last if _writes(node) else first).append(node)
-    returned = graph.output_node().args[0]
+    returned: Any = graph.output_node().args[0]
     outputs = [(i, n) for i, n in enumerate(returned) if isinstance(n, fx.Node) and n in host]
     if not first and not last and not outputs:
         return module, None

@@ -1,7 +1,7 @@
 """The compiler's own representation: steps over buffers, in order.
 
-Ops are lowered (by the same lowerings as eager) to three kinds of step. Elementwise work and linear layers stay structured, so
-that the fusion passes can rewrite them; every other kernel is kept as it will be launched.
+Ops are lowered (by the same lowerings as eager) to steps. Elementwise work, linear layers and convolutions stay structured,
+so that the fusion passes can rewrite them; every other kernel is kept as it will be launched.
 """
 
 from __future__ import annotations

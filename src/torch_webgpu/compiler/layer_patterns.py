@@ -25,7 +25,7 @@ QUANTISED = {
 
 
 def linears(module: fx.GraphModule) -> fx.GraphModule:
-    """``mm(x, t(w))`` and ``addmm(b, x, t(w))`` become ``linear(x, w, b)``; products with quantised weights likewise."""
+    """``mm`` and ``addmm`` become ``linear(x, w, b)`` = x w^T + b; products with quantised weights likewise."""
     for node in list(module.graph.nodes):
         if is_op(node, aten.mm.default):
             _linear(node, node.args[0], node.args[1], None)
@@ -39,16 +39,17 @@ def linears(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _linear(node: fx.Node, x: Any, b: Any, bias: Any) -> None:
-    if is_op(b, aten.t.default):
-        weight = b.args[0]
-    elif is_op(b, aten.transpose.int) and sorted(d % 2 for d in b.args[1:3]) == [0, 1]:
-        weight = b.args[0]
-    elif is_op(b, aten.permute.default) and [d % 2 for d in b.args[1]] == [1, 0]:
+    if not dtype(node).is_floating_point or (bias is not None and dtype(bias) != dtype(node)):
+        return
+    swaps = is_op(b, aten.transpose.int) and sorted(d % 2 for d in b.args[1:3]) == [0, 1]
+    swaps = swaps or (is_op(b, aten.permute.default) and [d % 2 for d in b.args[1]] == [1, 0])
+    if swaps or is_op(b, aten.t.default):
         weight = b.args[0]
     else:
-        return
-    if dtype(node).is_floating_point and (bias is None or dtype(bias) == dtype(node)):
-        replace_with(node, LINEAR, (x, weight, bias))
+        with node.graph.inserting_before(node):
+            weight = node.graph.call_function(aten.t.default, (b,))
+        weight.meta["val"] = b.meta["val"].t()
+    replace_with(node, LINEAR, (x, weight, bias))
 
 
 def rms_norms(module: fx.GraphModule) -> fx.GraphModule:

@@ -15,6 +15,7 @@ from ..kernels.program import Step as Instruction
 from ..recipe import Graph, Scalar, Tensor, product
 from ..registry import apply, entry_of
 from ..wgsl import ZERO
+from .fusion import binding_count, constant_operand, most_bindings
 from .ir import DeferredGraph, Kernel
 
 
@@ -41,7 +42,7 @@ class Linear:
     """``out = program(x' W_0^T, …, x' W_s^T, *extras)`` with ``x'`` = x, or its RMS norm.
 
     Attributes:
-        x: [M, K], rows contiguous.
+        x: [M, K], rows contiguous where they are few.
         weights: the streams, [N, K] each.
         out: [M, N].
         program: its inputs are the streams' products (class ``f``), then the extras.
@@ -58,6 +59,11 @@ class Linear:
     name: str
 
     @property
+    def streams(self) -> int:
+        """How many of the program's first inputs are products."""
+        return len(self.weights)
+
+    @property
     def few_rows(self) -> bool:
         """Whether the matrix-vector kernel may take it."""
         return self.x.sizes[0] <= MAX_ROWS
@@ -66,7 +72,8 @@ class Linear:
         """Whether a kernel takes it as it is."""
         if self.few_rows and supports(self.x, self.weights, self.out, self.extras, self.norm):
             return True
-        return len(self.weights) == 1 and self.norm is None and isinstance(self.weights[0], Dense)
+        plain = len(self.weights) == 1 and self.norm is None and isinstance(self.weights[0], Dense)
+        return plain and constants_alone(self.extras) and binding_count([*self.reads(), self.out]) <= most_bindings()
 
     def reads(self) -> list[Tensor]:
         tensors = [self.x, *(t for w in self.weights for t in weight_tensors(w))]
@@ -96,6 +103,11 @@ class Linear:
         program, extras = bake(self.program, [None, *self.extras])
         (weight,) = self.weights
         gemm(graph, self.x, weight.weight.transpose(0, 1), self.out, program=program, extras=extras[1:])
+
+
+def constants_alone(operands: Sequence[Any]) -> bool:
+    """Whether all numbers among the operands are the same at every call, so that ``bake`` may write them down."""
+    return all(isinstance(x, Tensor) or constant_operand(x) for x in operands)
 
 
 def bake(program: Program, operands: Sequence[Any]) -> tuple[Program, list[Any]]:
@@ -171,7 +183,7 @@ def lower_rms_norm(graph: DeferredGraph, x: Tensor, gain: Tensor, eps: Any) -> T
 
 def lower_linear(graph: DeferredGraph, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
     """``x @ weight^T + bias``: x [..., K], weight [N, K], bias [N]."""
-    if weight.ndim == 2 and weight.dtype is x.dtype and x.dtype.is_float and weight.strides[1] == 1:
+    if weight.ndim == 2 and weight.dtype is x.dtype and x.dtype.is_float:
         out = _linear(graph, x, Dense(weight), weight.sizes, bias)
         if out is not None:
             return out
@@ -220,9 +232,8 @@ def _linear(graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, .
     m = product(lead)
     if m == 0 or n == 0 or k == 0 or x.sizes[-1] != k:
         return None
-    if not x.contiguous:
-        x = contiguous(graph, x)
-    rows = x.view((m, k), (k, 1))
+    free = x.ndim == 2 and m > MAX_ROWS  # the tiled kernel reads any strides
+    rows = x if free else contiguous(graph, x).view((m, k), (k, 1))
     out = graph.new((*lead, n), x.dtype)
     flat = out.view((m, n), (n, 1))
     extras: list[Any] = []

@@ -10,6 +10,7 @@ from torch import fx
 
 from .aliasing import keep_apart, memory_of, result_memory
 from .attention_patterns import attentions, decode_attentions, rotary_embeddings
+from .conv import padded_convolutions
 from .layer_patterns import linears, rms_norms
 from .matching import is_op, simplify
 
@@ -26,7 +27,7 @@ def rewrite(module: fx.GraphModule, level: str, free: Collection[int] = ()) -> f
         module = eliminate_common(simplify(module))
     module = keep_apart(module, before, free)
     if level == "full":
-        for recognise in (rms_norms, linears, rotary_embeddings, attentions, decode_attentions):
+        for recognise in (rms_norms, linears, padded_convolutions, rotary_embeddings, attentions, decode_attentions):
             module = recognise(module)
         module.graph.eliminate_dead_code()
     return module

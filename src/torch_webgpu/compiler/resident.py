@@ -1,7 +1,7 @@
 """Models whose tensors are on the CPU: computed on the device, their results handed back on the CPU.
 
-Parameters are copied to the device once, and again when they change: PyTorch counts writes to a tensor, and a few of its
-elements are compared for writes that go around the count (``.data``). Other inputs are copied at each call. Outputs, gradients
+Parameters are copied to the device once, and again when they change: PyTorch counts writes to a tensor, and some elements
+are compared for writes that go around the count (``.data``). Other inputs are copied at each call. Outputs, gradients
 and what the graph writes in place (running statistics) come back to the CPU tensors. Results that would be views of an input
 are copies. A model that is moved with ``.to("webgpu")`` saves all these copies.
 """
@@ -52,8 +52,8 @@ class _OnDevice(TorchFunctionMode):
 
 
 def _moved(value: Any) -> Any:
-    on_cpu = isinstance(value, torch.device) and value.type == "cpu" or isinstance(value, str) and value in ("cpu", "cpu:0")
-    return DEVICE if on_cpu else value
+    kind = value.type if isinstance(value, torch.device) else value.partition(":")[0] if isinstance(value, str) else None
+    return DEVICE if kind == "cpu" else value
 
 
 class _Program(torch.nn.Module):

@@ -239,16 +239,9 @@ def _convert(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> 
 def _convolution_backward(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     entry = entry_of("convolution_backward_overrideable")
     assert entry is not None
-    grad, x, weight, bias_sizes, *window, mask = args
+    grad, x, weight, _, *window, mask = args
     results = apply(graph, entry, [grad, x, weight, *window, mask])
     return [r if wanted else None for r, wanted in zip(results, mask, strict=True)]
-
-
-@structural("convolution")
-def _convolution(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    entry = entry_of("convolution_overrideable")
-    assert entry is not None
-    return apply(graph, entry, args)[0]
 
 
 @structural("_scaled_dot_product_fused_attention_overrideable")

@@ -14,7 +14,7 @@ from transformers.cache_utils import StaticLayer
 class _SharedLayer(StaticLayer):
     """A layer whose position is the whole cache's: the last layer advances it, so that one step costs one launch for it.
 
-    While ``filling``, tokens go into an empty cache and attend to each other alone, and the position stays: the owner sets it.
+    While ``filling``, tokens go into an empty cache and see each other alone, and the position stays: the owner sets it.
     """
 
     last = False
@@ -83,17 +83,19 @@ class DecodeCache(StaticCache):
 
         Only for caches that are ``plain``.
         """
-        for layer in self.layers:
+        layers: list[Any] = self.layers
+        for layer in layers:
             layer.filling = True
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in layers:
                 layer.filling = False
 
     def occupy(self, count: torch.Tensor) -> None:
         """Sets the number of tokens that the cache holds, a tensor of one element."""
-        for layer in self.layers[:1] if self.plain else self.layers:
+        layers: list[Any] = self.layers[:1] if self.plain else self.layers
+        for layer in layers:
             layer.cumulative_length.copy_(count.reshape(layer.cumulative_length.shape))
 
     def rewind(self) -> None:

@@ -20,7 +20,7 @@ SMALLEST_PROMPT = 16  # tokens to which a prompt is padded at least
 
 
 def padded_size(size: int, length: int) -> int:
-    """Tokens to which a prompt is padded, so that few sizes occur: at most a quarter more, and at most the cache's length."""
+    """Tokens to which a prompt is padded, so that few sizes occur: a quarter more at most, the cache's length at most."""
     step = max(SMALLEST_PROMPT, (1 << (size - 1).bit_length()) // 8)
     return min(-(-size // step) * step, length)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import wgsl
-from ..kernels.pointwise import MAIN, collapse, contiguous, converted, index_code, index_words
+from ..kernels.pointwise import MAIN, collapse, contiguous, converted, emit, index_code, index_words
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..wgsl import F32, DType
@@ -117,10 +117,8 @@ def _moments(
     return mean, scale
 
 
-def _normalise(
-    graph: Graph, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None, eps: Any | None
-) -> Tensor:
-    """``(x - mean) · scale · weight + bias`` along dimension 1; with ``eps``, ``scale`` is a variance."""
+def _normalise(graph: Graph, x: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """``(x - mean) · scale · weight + bias`` along dimension 1."""
     out = graph.new(x.sizes, x.dtype)
     head, channels, plane = x.sizes[0], x.sizes[1], product(x.sizes[2:])
     sizes, (strides,) = collapse(x.sizes, [x.strides])
@@ -131,7 +129,6 @@ def _normalise(
     def words(w: Words) -> None:
         w.u32("channels", channels)
         w.u32("plane", plane)
-        w.number("eps", 0.0 if eps is None else eps, "f")
         for name, t in given.items():
             w.u32(f"by_{name}", t.strides[0])
         if not flat:
@@ -139,14 +136,13 @@ def _normalise(
 
     def functions(w: Words) -> str:
         load = {name: f"ld_{name}(c * {w.expr(f'by_{name}')})" for name in given}
-        factor = load["scale"] if eps is None else f"(1.0 / sqrt({load['scale']} + {w.expr('eps', 'f')}))"
-        value = f"(ld_x({'i' if flat else 'x_x'}) - {load['mean']}) * {factor}"
+        value = f"(ld_x({'i' if flat else 'x_x'}) - {load['mean']}) * {load['scale']}"
         value += f" * {load['weight']}" if "weight" in load else ""
         value += f" + {load['bias']}" if "bias" in load else ""
         index = "" if flat else index_code(w, len(sizes), ["x"])
         return f"fn value_(i: u32) -> f32 {{\nlet c = (i / {w.plane}) % {w.channels};\n{index}\nreturn {value};\n}}"
 
-    static = (tuple(given), eps is None, flat, 0 if flat else len(sizes), head == 0)
+    static = (tuple(given), flat, 0 if flat else len(sizes), head == 0)
     return gather(graph, "normalise", out, [("x", x), *given.items()], words, functions, static)
 
 
@@ -179,7 +175,7 @@ def _batch_norm(
     if not training:
         if mean is None or variance is None:
             raise RuntimeError(f"Expected running_mean and running_var to be defined when training=False in {graph.op}")
-        out = _normalise(graph, x, mean, variance, weight, bias, eps)
+        out = _with_statistics(graph, x, mean, variance, weight, bias, eps)
         return [out, graph.new((0,), F32), graph.new((0,), F32)]
     channels = x.sizes[1]
     if x.numel == 0:
@@ -188,7 +184,23 @@ def _batch_norm(
     sizes, strides = _inner({"x": x})
     both = (mean, variance) if mean is not None and variance is not None else None
     batch_mean, scale = _moments(graph, x, (channels, x.strides[1]), (sizes, strides["x"]), eps, both, momentum)
-    return [_normalise(graph, x, batch_mean, scale, weight, bias, None), batch_mean, scale]
+    return [_normalise(graph, x, batch_mean, scale, weight, bias), batch_mean, scale]
+
+
+def _with_statistics(
+    graph: Graph, x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: Any
+) -> Tensor:
+    """Normalised by known statistics: elementwise, so that it fuses with what is around it."""
+    out = graph.new(x.sizes, x.dtype)
+    rest = (1,) * (x.ndim - 2)
+    vectors = [t.view((t.sizes[0], *rest), (t.strides[0], *(0 for _ in rest))) for t in (mean, variance)]
+    form, operands = "({0} - {1}) * (1.0 / sqrt({2} + {3}))", [x, *vectors, eps]
+    for t, operator in ((weight, "*"), (bias, "+")):
+        if t is not None:
+            form = f"({form}) {operator} {{{len(operands)}}}"
+            operands.append(t.view((t.sizes[0], *rest), (t.strides[0], *(0 for _ in rest))))
+    emit(graph, form, operands, ["f"] * len(operands), "f", out, "batch_norm")
+    return out
 
 
 @lower("native_batch_norm", "_native_batch_norm_legit", results=3, out="out")

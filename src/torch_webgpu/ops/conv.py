@@ -1,6 +1,6 @@
 """Convolutions of one to three spatial dimensions, forward and backward.
 
-Every convolution is one of two contractions. ``_correlate`` sums over channels and taps: forward and, with
+Every convolution is one of two contractions. ``correlate`` sums over channels and taps: forward and, with
 ``transposed`` window arithmetic, input gradients and transposed convolutions. ``_correlate_weight`` sums over
 positions: weight gradients.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import wgsl
+from ..kernels.program import IDENTITY, Program
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from .creation import fill
@@ -29,6 +30,55 @@ _INSIDE = {
     "return select(0xffffffffu, q, t < 0x80000000u && q * s == t && q < n); }\n",
 }
 _NONE = "0xffffffffu"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """Arithmetic on each result before it is stored.
+
+    Attributes:
+        program: its inputs are the result (class ``f``) and one a tensor of ``extras``; a float comes out.
+        extras: five-dimensional, of the result's sizes, contiguous within a channel or the same all over it.
+    """
+
+    program: Program = IDENTITY
+    extras: tuple[Tensor, ...] = ()
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What the shader depends on."""
+        return self.program, tuple(in_planes(t) for t in self.extras)
+
+    def args(self) -> list[tuple[str, Tensor]]:
+        return [(f"x{i}", t) for i, t in enumerate(self.extras)]
+
+    def words(self, w: Words) -> None:
+        for i, t in enumerate(self.extras):
+            w.u32(f"x{i}n", t.strides[0])
+            w.u32(f"x{i}c", t.strides[1])
+
+    def function(self, w: Words) -> str:
+        """WGSL ``finish_(value, batch, channel, position in the plane)``."""
+        inputs = ["value"]
+        for i, (t, cls) in enumerate(zip(self.extras, self.program.inputs[1:], strict=True)):
+            at = f"b * {w.expr(f'x{i}n')} + c * {w.expr(f'x{i}c')}" + (" + p" if in_planes(t) else "")
+            inputs.append(wgsl.cast(f"ld_x{i}({at})", t.dtype.cls, cls))
+        lines, result = self.program.emit(inputs)
+        result = wgsl.cast(result, self.program.cls, "f")
+        return f"fn finish_(value: f32, b: u32, c: u32, p: u32) -> f32 {{\n{lines}return {result};\n}}\n"
+
+
+def in_planes(t: Tensor) -> bool | None:
+    """Whether a tensor (N, C, D, H, W) has an element a position, in order; False where it has one a channel, else None."""
+    dims = [(n, s) for n, s in zip(t.sizes[2:], t.strides[2:], strict=True) if n > 1]
+    if all(s == 0 for _, s in dims):
+        return False
+    step = 1
+    for n, s in reversed(dims):
+        if s != step:
+            return None
+        step *= n
+    return True
 
 
 @dataclass(frozen=True)
@@ -87,10 +137,18 @@ def _unpack_output(w: Words, index: str, *lead: str) -> str:
 # ---------------------------------------------------------------------------------------------------- sum over taps
 
 
-def _correlate(
-    graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, window: Window, groups: int
+def correlate(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    window: Window,
+    groups: int,
+    epilogue: Epilogue | None = None,
 ) -> None:
-    """``out[n, c, o] = bias[c] + Σ x[n, c', at(o, k)] · weight``, all five-dimensional, ``out`` new and contiguous."""
+    """``out[n, c, o] = epilogue(bias[c] + Σ x[n, c', at(o, k)] · weight)``, five-dimensional, ``out`` new and contiguous."""
+    epilogue = epilogue or Epilogue()
     if out.numel == 0:
         return
     if x.numel == 0 or weight.numel == 0:
@@ -111,15 +169,18 @@ def _correlate(
         w.u32("taps", taps)
         w.u32("plane", product(out.sizes[2:]))
         w.u32("bs", bias.strides[0] if bias is not None else 0)
+        epilogue.words(w)
 
-    args = [("x", x), ("wt", weight)] + ([("bias", bias)] if bias is not None else [])
+    args = [("x", x), ("wt", weight)] + ([("bias", bias)] if bias is not None else []) + epilogue.args()
     if rows < SMALLEST_TILED or channels * taps < SMALLEST_TILED:
-        _direct(graph, out, args, words, window, rows, bias is not None)
+        _direct(graph, out, args, words, window, rows, bias is not None, epilogue)
     else:
-        _tiled_taps(graph, out, args, words, window, (rows, groups, channels), bias is not None)
+        _tiled_taps(graph, out, args, words, window, (rows, groups, channels), bias is not None, epilogue)
 
 
-def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, rows: int, biased: bool) -> None:
+def _direct(
+    graph: Graph, out: Tensor, args: Any, words: Any, window: Window, rows: int, biased: bool, epilogue: Epilogue
+) -> None:
     """One invocation an output word: depthwise and narrow convolutions."""
 
     def all_words(w: Words) -> None:
@@ -130,6 +191,7 @@ def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, ro
         start = f"ld_bias(oc * {w.bs})" if biased else "0.0"
         return (
             _INSIDE[window.transposed]
+            + epilogue.function(w)
             + "fn value_(i: u32) -> f32 {\n"
             + _unpack_output(w, "i", "b", "oc")
             + f"\nlet grp = oc / {w.rows}; let m = oc % {w.rows}; var acc = {start};\n"
@@ -139,14 +201,21 @@ def _direct(graph: Graph, out: Tensor, args: Any, words: Any, window: Window, ro
             + f"if (inside) {{\nlet wp = wb + k_d * {w.wd} + k_h * {w.wh} + k_w * {w.ww};\n"
             + f"for (var c = 0u; c < {w.channels}; c++) {{\n"
             + f"acc += ld_x(xp + c * {w.xc}) * ld_wt(wp + c * {w.wc});\n}}\n}}\n"
-            + "}\n}\n}\nreturn acc;\n}"
+            + f"}}\n}}\n}}\nreturn finish_(acc, b, oc, i % {w.plane});\n}}"
         )
 
-    gather(graph, "conv_direct", out, args, all_words, functions, (window.transposed, biased))
+    gather(graph, "conv_direct", out, args, all_words, functions, (window.transposed, biased, epilogue.key))
 
 
 def _tiled_taps(
-    graph: Graph, out: Tensor, args: Any, words: Any, window: Window, shape: tuple[int, int, int], biased: bool
+    graph: Graph,
+    out: Tensor,
+    args: Any,
+    words: Any,
+    window: Window,
+    shape: tuple[int, int, int],
+    biased: bool,
+    epilogue: Epilogue,
 ) -> None:
     """Implicit matrix product, output channels × positions; ``shape``: rows a group, groups, channels summed."""
     rows, groups, channels = shape
@@ -175,10 +244,11 @@ def _tiled_taps(
             left = f"{split}\nv = ld_wt(grp * {w.wg} + m * {w.wm} + c * {w.wc} + {tap});"
             depth = f"({w.channels} * {w.taps})"
         store = _store_planes(w, tiles[0], out, packed, biased)
-        return _INSIDE[window.transposed] + tiled(w, tiles[0], head, loops, depth, left, right, store)
+        functions = _INSIDE[window.transposed] + epilogue.function(w)
+        return functions + tiled(w, tiles[0], head, loops, depth, left, right, store)
 
     operands = [("o", out, "p" if packed else "w"), *((name, t, "r") for name, t in args)]
-    static = (tiles[0], by_tap, packed, window.transposed, biased)
+    static = (tiles[0], by_tap, packed, window.transposed, biased, epilogue.key)
     graph.launch("conv_tiled", operands, all_words, source, grid(tiles[3], 1), static)
 
 
@@ -191,11 +261,16 @@ def _store_planes(w: Words, block: int, out: Tensor, packed: bool, biased: bool)
         for j in range(0, block, 2 if packed else 1):
             col = f"(column + {offset(j)}u)"
             at = f"({col} / {w.plane} * {w.co} + oc) * {w.plane} + {col} % {w.plane}"
+
+            def value(e: int, i: int = i, j: int = j, col: str = col) -> str:
+                position = f"({col} + {e}u) % {w.plane}"
+                return f"finish_(c{i}{j + e} + add, {col} / {w.plane}, oc, {position})"
+
             if packed:
-                low, high = (wgsl.bits_of(out.dtype, f"(c{i}{j + e} + add)") for e in range(2))
+                low, high = (wgsl.bits_of(out.dtype, value(e)) for e in range(2))
                 action = f"st_o(({at}) / 2u, {low} | ({high} << 16u));"
             else:
-                action = f"st_o({at}, c{i}{j} + add);"
+                action = f"st_o({at}, {value(0)});"
             lines.append(f"if ({col} < {w.columns}) {{ {action} }}")
         rows.append("\n".join(lines))
     return rows
@@ -287,6 +362,29 @@ def _output_sizes(
     return [x.sizes[0], weight.sizes[1] * groups if window.transposed else weight.sizes[0], *sizes]
 
 
+def geometry(
+    graph: Graph,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+) -> tuple[Window, list[int]]:
+    """The window and the result's sizes of ``aten::convolution``'s arguments.
+
+    Raises:
+        RuntimeError: for arguments that do not fit.
+    """
+    _check(graph, x, weight, bias, transposed, groups)
+    rank = x.ndim - 2
+    window = _window(rank, stride, padding, dilation, transposed)
+    return window, _output_sizes(graph, x, weight, window, triple(output_padding, 0, rank), groups)
+
+
 @lower("convolution_overrideable")
 def _convolution(
     graph: Graph,
@@ -300,12 +398,9 @@ def _convolution(
     output_padding: Any,
     groups: int,
 ) -> Tensor:
-    _check(graph, x, weight, bias, transposed, groups)
-    rank = x.ndim - 2
-    window = _window(rank, stride, padding, dilation, transposed)
-    sizes = _output_sizes(graph, x, weight, window, triple(output_padding, 0, rank), groups)
-    out = graph.new(sizes, x.dtype)
-    _correlate(graph, five(x, rank), five(weight, rank), bias, five(out, rank), window, groups)
+    window, sizes = geometry(graph, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    out, rank = graph.new(sizes, x.dtype), x.ndim - 2
+    correlate(graph, five(x, rank), five(weight, rank), bias, five(out, rank), window, groups)
     return out
 
 
@@ -334,7 +429,7 @@ def _convolution_backward(
     gw = graph.new(weight.sizes if mask[1] else (0,), weight.dtype)
     gb = channel_sum(graph, grad, grad.dtype) if mask[2] else graph.new((0,), grad.dtype)
     if mask[0]:
-        _correlate(graph, grad5, weight5, None, five(gx, rank), window.flipped(), groups)
+        correlate(graph, grad5, weight5, None, five(gx, rank), window.flipped(), groups)
     if mask[1]:
         a, b = (x5, grad5) if transposed else (grad5, x5)
         _correlate_weight(graph, a, b, five(gw, rank), window, groups)

@@ -1,0 +1,573 @@
+"""Whole models through ``torch.compile(backend="webgpu")``, against PyTorch on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torch_webgpu.compiler import backend
+from torch_webgpu.compiler.executor import CompiledGraph
+
+LEVELS = ("none", "pointwise", "full")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    backend.compiled.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def graphs(count: int | None = None) -> list[CompiledGraph]:
+    """The graphs compiled in this test; each ran as plans, whole."""
+    found = backend.compiled
+    assert found
+    assert count is None or len(found) == count
+    for graph in found:
+        assert not graph.degraded, f"{graph.name} ran in pieces or op by op"
+        assert graph.plans
+    return found
+
+
+def dispatches() -> list[int]:
+    """Launches of each graph's newest plan."""
+    return [len(graph.plans[-1].dispatches) for graph in graphs()]
+
+
+def first(output: Any) -> Tensor:
+    """The tensor of interest of a Hugging Face output."""
+    for name in ("logits", "last_hidden_state"):
+        if hasattr(output, name):
+            found: Tensor = getattr(output, name)
+            return found
+    assert isinstance(output, Tensor)
+    return output
+
+
+def move(values: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    return {
+        k: v.to("webgpu", dtype if v.is_floating_point() else v.dtype) if isinstance(v, Tensor) else v
+        for k, v in values.items()
+    }
+
+
+def close(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    assert got.shape == expected.shape
+    error = (got.cpu().float() - expected).abs().max() / expected.abs().max()
+    assert error <= tolerance, f"relative error {error:.2e}"
+
+
+def small_cnn() -> nn.Module:
+    """Convolutions dense and depthwise, odd padding, a residual, batch norms with statistics of their own."""
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        models.SameConv2d(3, 8, 3, 2),
+        models._norm(8),
+        nn.ReLU6(),
+        models.MBConv(8, 8, 3, 1, 6),
+        models.MBConv(8, 12, 5, 2, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(12, 10),
+    )
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            for t in (m.running_mean, m.bias):
+                assert t is not None
+                t.data.uniform_(-0.3, 0.3)
+            for t in (m.running_var, m.weight):
+                assert t is not None
+                t.data.uniform_(0.5, 1.5)
+    return net.eval()
+
+
+def case(name: str) -> tuple[nn.Module, dict[str, Any]]:
+    """A tiny model and its inputs."""
+    torch.manual_seed(0)
+    ids = torch.randint(1, models.VOCABULARY, (2, 11))
+    if name == "cnn":
+        return small_cnn(), {"input": torch.randn(2, 3, 33, 33)}
+    if name in models.CAUSAL:
+        return models.causal(name), {"input_ids": ids, "use_cache": False}
+    if name.startswith("bert"):
+        mask = torch.ones_like(ids)
+        mask[1, 7:] = 0
+        return models.encoder(name), {"input_ids": ids, "attention_mask": mask}
+    return models.encoder(name), {"pixel_values": torch.randn(2, 3, 56, 56)}
+
+
+# Launches at the levels none, pointwise and full: fewer is progress, more is a fusion that was lost.
+MOST = {
+    "qwen2-4-2": (119, 69, 42),
+    "gpt2-2": (67, 36, 30),
+    "bert-4": (50, 37, 31),
+    "dinov2-2-swiglu": (37, 31, 25),
+    "cnn": (26, 19, 9),
+}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_small_models_at_every_level(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced once, compiled at each level."""
+    results: dict[str, Any] = {}
+
+    def each_level(module: Any, inputs: Any) -> Any:
+        runs = {}
+        for level in LEVELS:
+            monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=level))
+            runs[level] = backend.webgpu(module, inputs)
+
+        def call(*args: Any) -> Any:
+            results.update({level: run(*args) for level, run in runs.items()})
+            return results["full"]
+
+        return call
+
+    model, inputs = case(name)
+    with torch.no_grad():
+        expected = first(model(**inputs))
+        got = first(torch.compile(copy.deepcopy(model).to("webgpu"), backend=each_level)(**move(inputs)))
+    close(got, expected, 1e-4)
+    for level in LEVELS:
+        found = [t for t in results[level] if t.shape == expected.shape]
+        close(found[0], expected, 1e-4)
+    graphs(3)
+    counts = dict(zip(LEVELS, dispatches(), strict=True))
+    assert all(n <= most for n, most in zip(counts.values(), MOST[name], strict=True)), counts
+
+
+@pytest.mark.parametrize("name", ["qwen2-6-1", "bert-3", "cnn"])
+def test_half_precision(name: str) -> None:
+    model, inputs = case(name)
+    with torch.no_grad():
+        expected = first(model(**inputs))
+        got = first(torch.compile(copy.deepcopy(model).half().to("webgpu"), backend="webgpu")(**move(inputs, torch.float16)))
+    assert got.dtype == torch.float16
+    close(got, expected, 2e-2)
+    graphs(1)
+
+
+def test_sentence_encoder_with_its_weights() -> None:
+    model, tokenizer = models.minilm()
+    inputs = dict(tokenizer(["A cat sits.", "The stock market fell sharply today."], padding=True, return_tensors="pt"))
+    with torch.no_grad():
+        expected = first(model(**inputs))
+        got = first(torch.compile(model.to("webgpu"), backend="webgpu")(**move(inputs)))
+    close(got, expected, 1e-4)
+    graphs(1)
+
+
+def test_efficientnet_with_its_weights() -> None:
+    model, picture = models.efficientnet_lite0(), models.sample_picture()
+    with torch.no_grad():
+        expected = model(picture)
+        got = torch.compile(model.to("webgpu"), backend="webgpu")(picture.to("webgpu"))
+    close(got, expected, 1e-4)
+    assert got.argmax().item() == 652
+    graphs(1)
+    assert dispatches()[0] <= 51  # 49 convolutions, the mean, the last layer
+
+
+# ---------------------------------------------------------------------------------------------------- fusion
+
+
+def names() -> list[str]:
+    return [d.name for d in graphs()[-1].plans[-1].dispatches]
+
+
+def test_convolution_takes_norm_activation_residual_and_padding() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            padded = nn.functional.pad(x, (0, 2, 1, 1))
+            return nn.functional.silu(self.norm(self.conv(padded)) + x)
+
+    torch.manual_seed(0)
+    block, x = Block().eval(), torch.randn(2, 8, 7, 9)
+    with torch.no_grad():
+        expected = block(x)
+        got = torch.compile(copy.deepcopy(block).to("webgpu"), backend="webgpu")(x.to("webgpu"))
+    close(got, expected, 1e-5)
+    if torch.webgpu.get_device_properties().limits["maxStorageBuffersPerShaderStage"] >= 9:  # type: ignore[attr-defined]
+        assert dispatches() == [1]
+
+
+@pytest.mark.parametrize("pads", [(1, 1), (2, 0, 0, 3), (0, 0, 1, 2)])
+@pytest.mark.parametrize("groups", [1, 6])
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (1, 2)}], ids=str)
+def test_padding_goes_into_the_convolution(pads: tuple[int, ...], groups: int, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 6, 9, 8), torch.randn(12, 6 // groups, 3, 3), torch.randn(12)
+
+    def f(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return nn.functional.conv2d(nn.functional.pad(x, pads), weight, bias, groups=groups, **options).relu()
+
+    got = torch.compile(f, backend="webgpu")(*(t.to("webgpu") for t in (x, weight, bias)))
+    close(got, f(x, weight, bias), 1e-5)
+    assert names() == ["convolution+relu"]
+
+
+def test_other_padding_stays() -> None:
+    x, weight = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    for pad, value in (((1, 1, 1, 1), 0.5), ((-1, -1), 0.0)):
+        torch._dynamo.reset()
+
+        def f(x: Tensor, weight: Tensor, pad: tuple[int, ...] = pad, value: float = value) -> Tensor:
+            return nn.functional.conv2d(nn.functional.pad(x, pad, value=value), weight)
+
+        close(torch.compile(f, backend="webgpu")(x.to("webgpu"), weight.to("webgpu")), f(x, weight), 1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_products_with_weights_either_way_take_their_arithmetic(rows: int) -> None:
+    torch.manual_seed(0)
+    x, w, b, r = torch.randn(rows, 24), torch.randn(24, 20), torch.randn(20), torch.randn(rows, 20)
+
+    def f(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+        return nn.functional.gelu(torch.addmm(b, x, w), approximate="tanh") + r
+
+    got = torch.compile(f, backend="webgpu")(*(t.to("webgpu") for t in (x, w, b, r)))
+    close(got, f(x, w, b, r), 1e-5)
+    assert dispatches() == [1] or rows == 1  # few rows may be split over the sum
+
+
+def test_transposed_operands_are_not_copied() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(24, 40), torch.randn(24, 20)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return x.t() @ w * 2
+
+    got = torch.compile(f, backend="webgpu")(x.to("webgpu"), w.to("webgpu"))
+    close(got, f(x, w), 1e-5)
+    assert dispatches() == [1]
+
+
+def test_rotary_embedding_of_unusual_layouts() -> None:
+    def f(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+        return x * cos + torch.cat((-high, low), -1) * sin
+
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.float16):
+        for x, table in (
+            (torch.randn(2, 5, 3, 6).transpose(1, 2), torch.randn(1, 1, 5, 6)),
+            (torch.randn(4, 10), torch.randn(4, 10)),
+            (torch.randn(3, 2, 8)[:, :, :6], torch.randn(2, 1)),
+        ):
+            torch._dynamo.reset()
+            x, cos, sin = (t.to(dtype) for t in (x, table, 1 - table))
+            got = torch.compile(f, backend="webgpu", dynamic=False)(*(t.to("webgpu") for t in (x, cos, sin)))
+            close(got, f(x.float(), cos.float(), sin.float()), 1e-5 if dtype == torch.float32 else 2e-3)
+            assert names() == ["rope"]
+
+
+# ---------------------------------------------------------------------------------------------------- dynamic shapes
+
+
+@pytest.mark.parametrize("name", ["qwen2-4-2", "gpt2-2"])
+def test_one_compilation_serves_every_length(name: str) -> None:
+    model, inputs = case(name)
+    inputs.pop("attention_mask", None)
+    compiled = torch.compile(copy.deepcopy(model).to("webgpu"), backend="webgpu")
+    counts = set()
+    for length in (5, 9, 17, 9, 33):
+        ids = torch.randint(1, models.VOCABULARY, (1, length))
+        inputs["input_ids"] = ids.to("webgpu")
+        torch._dynamo.mark_dynamic(inputs["input_ids"], 1)
+        with torch.no_grad():
+            close(first(compiled(**inputs)), first(model(**{**inputs, "input_ids": ids})), 1e-4)
+        counts.add(dispatches()[0])
+    (graph,) = graphs(1)
+    assert len(graph.plans) == 4
+    assert len(counts) <= 2  # a short product may be split otherwise than a long one
+
+
+def test_numbers_that_change_recompile_nothing() -> None:
+    def f(x: Tensor, scale: float, shift: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + scale) * (scale + 1) + shift
+
+    compiled = torch.compile(f, backend="webgpu", dynamic=True)
+    x = torch.randn(4, 8)
+    for scale in (0.5, 0.25, 3.0, -0.125):
+        shift = torch.tensor(scale * 7)
+        close(compiled(x.to("webgpu"), abs(scale), shift), f(x, abs(scale), shift), 1e-5)
+    (graph,) = graphs(1)
+    assert len(graph.plans) == 1
+
+
+def test_numbers_after_a_product_are_not_frozen() -> None:
+    def f(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return (x @ w) * scale
+
+    compiled = torch.compile(f, backend="webgpu")
+    x, w = torch.randn(40, 16), torch.randn(16, 12)
+    for value in (2.0, -3.0, 0.5):
+        scale = torch.tensor(value)
+        close(compiled(x.to("webgpu"), w.to("webgpu"), scale), f(x, w, scale), 1e-5)
+    graphs(1)
+
+
+def test_growing_cache_compiles_twice() -> None:
+    def step(cache: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        cache = torch.cat((cache, x), 1)
+        return cache, (cache * cache).sum(1)
+
+    compiled = torch.compile(step, backend="webgpu")
+    cache = torch.randn(2, 3)
+    on_device = cache.to("webgpu")
+    for _ in range(40):
+        x = torch.randn(2, 1)
+        cache, expected = step(cache, x)
+        on_device, got = compiled(on_device, x.to("webgpu"))
+        close(got, expected, 1e-5)
+    graphs(2)
+
+
+def test_generate_with_a_growing_cache_stays_compiled() -> None:
+    model = models.causal("qwen2-4-2")
+    ids = torch.randint(1, models.VOCABULARY, (1, 6))
+    expected = model.generate(ids, max_new_tokens=14, do_sample=False)
+    model = model.to("webgpu")
+    model.forward = torch.compile(model.forward, backend="webgpu")
+    torch._dynamo.utils.counters.clear()
+    got = model.generate(ids.to("webgpu"), max_new_tokens=14, do_sample=False)
+    assert torch.equal(got.cpu(), expected)
+    graphs(3)  # the prompt, a first step, every other step
+    assert not any("limit" in reason for reason in torch._dynamo.utils.counters["unimplemented"])
+
+
+def test_generate_with_a_static_cache_stays_compiled() -> None:
+    model = models.causal("llama-3-1")
+    ids = torch.randint(1, models.VOCABULARY, (1, 6))
+    options = {"max_new_tokens": 14, "do_sample": False, "cache_implementation": "static"}
+    expected = model.generate(ids, **options)
+    model = model.to("webgpu")
+    model.forward = torch.compile(model.forward, backend="webgpu")
+    got = model.generate(ids.to("webgpu"), **options)
+    assert torch.equal(got.cpu(), expected)
+    assert len(graphs()) <= 3
+    assert len(backend.compiled[-1].plans) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- models on the CPU
+
+
+def test_cpu_model_gives_cpu_results_and_uploads_parameters_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = case("cnn")
+    compiled = torch.compile(model, backend="webgpu")
+    with torch.no_grad():
+        got = compiled(**inputs)
+    assert got.device.type == "cpu"
+    close(got, model(**inputs), 1e-5)
+    graphs(1)
+    assert all(p.device.type == "cpu" for p in model.parameters())
+    moved: list[torch.Size] = []
+    original = Tensor.to
+
+    def counted(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        moved.append(self.shape)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Tensor, "to", counted)
+    with torch.no_grad():
+        compiled(**inputs)
+    parameters = [p.shape for p in model.parameters()]
+    assert torch.Size([2, 3, 33, 33]) in moved
+    assert not [s for s in moved if s in parameters and len(s) > 1]
+
+
+@pytest.mark.parametrize("write", ["counted", "data", "replaced"])
+def test_cpu_model_sees_new_parameters(write: str) -> None:
+    model = nn.Linear(4, 3)
+    compiled = torch.compile(model, backend="webgpu")
+    x = torch.randn(2, 4)
+    for i in range(3):
+        with torch.no_grad():
+            close(compiled(x), model(x), 1e-5)
+            if write == "counted":
+                model.weight.mul_(1.5 + i)
+            elif write == "data":
+                model.weight.data.mul_(1.5 + i)
+            else:
+                model.weight.data = model.weight * (1.5 + i)
+    graphs(1)
+
+
+def test_cpu_model_trains_and_keeps_its_statistics() -> None:
+    torch.manual_seed(0)
+    model = small_cnn().train()
+    reference = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="webgpu")
+    both: list[tuple[Any, Any]] = [
+        (compiled, torch.optim.SGD(model.parameters(), 0.1)),
+        (reference, torch.optim.SGD(reference.parameters(), 0.1)),
+    ]
+    for _ in range(3):
+        x, y = torch.randn(4, 3, 33, 33), torch.randint(0, 10, (4,))
+        losses = []
+        for net, optimizer in both:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    for (name, expected), got in zip(reference.state_dict().items(), model.state_dict().values(), strict=True):
+        assert got.device.type == "cpu"
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4, msg=name)
+    graphs()
+
+
+def test_cpu_inputs_written_in_place_and_returned() -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x.add_(y)
+        return x, torch.arange(3) + torch.ones(3, device="cpu"), (x * y).cpu()
+
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    mine = x.clone()
+    got = torch.compile(f, backend="webgpu")(mine, y)
+    expected = f(x, y)
+    assert got[0] is mine
+    for a, b in zip(got, expected, strict=True):
+        assert a.device.type == "cpu"
+        close(a, b, 1e-6)
+
+
+def test_overlapping_cpu_inputs_behave_as_eager() -> None:
+    def f(a: Tensor, b: Tensor) -> Tensor:
+        a.mul_(2)
+        return a + b
+
+    compiled = torch.compile(f, backend="webgpu")
+    base = torch.ones(8)
+    compiled(torch.ones(4), torch.ones(4))
+    assert compiled(base[:4], base[2:6]).tolist() == [4, 4, 3, 3]
+
+
+def test_dtypes_that_the_device_lacks_are_named() -> None:
+    with pytest.raises(Exception, match="float64"):
+        torch.compile(lambda x: x * 2, backend="webgpu")(torch.ones(3, dtype=torch.float64))
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+
+def same_training(
+    model: nn.Module, batches: list[list[Tensor]], loss_of: Callable[[Any, list[Tensor]], Tensor], whole: bool
+) -> None:
+    """Trains a model on the CPU and its copy on the device; ``whole`` compiles the optimizer's step as well."""
+    device = copy.deepcopy(model).to("webgpu")
+    net = device if whole else torch.compile(device, backend="webgpu")
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05, momentum=0.9) for m in (model, device)]
+
+    def step(net: Any, optimizer: Any, batch: list[Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(net, batch)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    on_device: Any = torch.compile(step, backend="webgpu") if whole else step
+    for batch in batches:
+        expected = step(model, optimizers[0], batch)
+        got = on_device(net, optimizers[1], [t.to("webgpu") for t in batch])
+        assert got.item() == pytest.approx(expected.item(), rel=1e-4)
+    for (name, expected), got in zip(model.state_dict().items(), device.state_dict().values(), strict=True):
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-3, atol=1e-4, msg=name)
+    graphs()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["model", "step"])
+def test_transformer_trains(whole: bool) -> None:
+    torch.manual_seed(0)
+    batches = [[torch.randint(1, models.VOCABULARY, (2, 9))] for _ in range(4)]
+
+    def loss(net: Any, batch: list[Tensor]) -> Tensor:
+        found: Tensor = net(input_ids=batch[0], labels=batch[0], use_cache=False).loss
+        return found
+
+    same_training(models.causal("qwen2-4-2").train(), batches, loss, whole)
+
+
+def test_cnn_trains() -> None:
+    torch.manual_seed(0)
+    batches = [[torch.randn(4, 3, 33, 33), torch.randint(0, 10, (4,))] for _ in range(4)]
+    same_training(small_cnn().train(), batches, lambda net, b: nn.functional.cross_entropy(net(b[0]), b[1]), False)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop], ids=lambda m: m.__name__)
+def test_optimizer_steps_compile(make: Any) -> None:
+    torch.manual_seed(0)
+    on_cpu = [nn.Parameter(torch.randn(5, 4)), nn.Parameter(torch.randn(3))]
+    on_device = [nn.Parameter(p.detach().to("webgpu")) for p in on_cpu]
+    optimizers = make(on_cpu, lr=0.1), make(on_device, lr=0.1)
+    step = torch.compile(optimizers[1].step, backend="webgpu")
+    for _ in range(4):
+        for p, q in zip(on_cpu, on_device, strict=True):
+            p.grad = torch.randn_like(p)
+            q.grad = p.grad.to("webgpu")
+        optimizers[0].step()
+        step()
+    for p, q in zip(on_cpu, on_device, strict=True):
+        torch.testing.assert_close(q.detach().cpu(), p.detach(), rtol=1e-4, atol=1e-5)
+    assert len(graphs()[-1].plans) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- pieces
+
+
+def test_ops_with_several_results_at_a_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op without a lowering runs eagerly between two plans, also where tuples cross."""
+
+    def f(x: Tensor) -> Tensor:
+        values, places = torch.topk(x * 2, 3)
+        mean, variance = torch.var_mean(values + 1, -1)
+        return values * mean[:, None] + places.float() + variance[:, None]
+
+    from torch_webgpu.compiler import lower
+
+    original = lower._lower_op
+
+    def without(graph: Any, op: Any, args: Any, kwargs: Any) -> Any:
+        return NotImplemented if "topk" in str(op) or "var_mean" in str(op) else original(graph, op, args, kwargs)
+
+    monkeypatch.setattr(lower, "_lower_op", without)
+    x = torch.randn(4, 9)
+    close(torch.compile(f, backend="webgpu")(x.to("webgpu")), f(x), 1e-5)
+    assert backend.compiled[0].degraded
+
+
+def test_pieces_run_op_by_op_where_their_plans_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused ops have an eager meaning."""
+    from torch_webgpu.compiler import executor
+
+    model, inputs = case("llama-3-1")
+    with torch.no_grad():
+        expected = first(model(**inputs))
+
+    def assemble(module: Any) -> Any:
+        raise ValueError("no plan")
+
+    compiled = torch.compile(copy.deepcopy(model).to("webgpu"), backend="webgpu")
+    monkeypatch.setattr(executor, "assemble", assemble)
+    degrade = CompiledGraph.__init__
+
+    def from_rewritten(self: Any, module: Any, source: Any, fuse: Any) -> None:
+        degrade(self, module, module, fuse)
+
+    monkeypatch.setattr(CompiledGraph, "__init__", from_rewritten)
+    with torch.no_grad():
+        close(first(compiled(**move(inputs))), expected, 1e-4)
+    assert backend.compiled[0].degraded
