@@ -11,7 +11,6 @@ from torch import fx
 from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
@@ -22,7 +21,7 @@ from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
-from .prepare import AliasPattern, alias_pattern, may_mutate, prepare, takes_storage_offsets
+from .prepare import AliasPattern, NotTraceableError, alias_pattern, may_mutate, overlap, prepare, takes_storage_offsets
 from .resident import CpuResident, lives_on_cpu
 from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
@@ -53,15 +52,15 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any], free: Collection[int
 
 
 def _compile_forward(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    return _compile(module, inputs, _views_of_inputs())
+    return _compile(module, inputs, _views_of_inputs() or ())
 
 
-def _views_of_inputs() -> set[int]:
-    """Positions of the results that AOTAutograd's wrapper makes anew from the inputs."""
+def _views_of_inputs() -> set[int] | None:
+    """Positions of the results that AOTAutograd's wrapper makes anew from the inputs; None where that is not known."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
-        return set()
+        return None
     first = metadata.num_mutated_inp_runtime_indices  # results before the program's own
     alias = (OutputType.is_input, OutputType.alias_of_input)
     return {first + i for i, info in enumerate(metadata.output_info) if info.output_type in alias}
@@ -105,23 +104,24 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable
         resident = CpuResident(prepare(module), example_inputs, _compile_for_device)
         return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap
     prepared = prepare(module)
+    expected = alias_pattern(example_inputs)
     run = _compile_for_device(prepared, example_inputs)
+    if overlap(example_inputs) and may_mutate(prepared) and _views_of_inputs() != set():
+        # AOTAutograd would take the views of the one base that it makes of such inputs.
+        raise NotTraceableError("views of inputs that overlap are returned, and such inputs written")
     if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
-    return _guarded(prepared, alias_pattern(example_inputs), run)
+    return _guarded(prepared, expected, run)
 
 
 def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    # Replayed on the base that AOTAutograd makes of overlapping inputs, views would be those of another shape.
-    replay = functorch_config.view_replay_for_aliased_outputs and not alias_pattern(example_inputs)
-    with functorch_config.patch(view_replay_for_aliased_outputs=replay):
-        run: Callable[..., Any] = aot_autograd(
-            fw_compiler=_compile_forward,
-            bw_compiler=_compile,
-            inference_compiler=_compile_forward,
-            decompositions=_decompositions(),
-            keep_inference_input_mutations=True,
-        )(module, example_inputs)  # type: ignore[arg-type]  # any module, says AOTAutograd
+    run: Callable[..., Any] = aot_autograd(
+        fw_compiler=_compile_forward,
+        bw_compiler=_compile,
+        inference_compiler=_compile_forward,
+        decompositions=_decompositions(),
+        keep_inference_input_mutations=True,
+    )(module, example_inputs)  # type: ignore[arg-type]  # any module, says AOTAutograd
     return run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -169,3 +170,16 @@ def alias_pattern(args: Sequence[Any]) -> AliasPattern:
         else:
             seen[storage] = (i, start)
     return frozenset(pairs)
+
+
+def overlap(args: Sequence[Any]) -> bool:
+    """Whether two inputs reach into each other's memory."""
+    spans = sorted(_span(x) for x in args if isinstance(x, torch.Tensor) and x.numel())
+    return any(a[0] == b[0] and b[1] < a[2] for a, b in itertools.pairwise(spans))
+
+
+def _span(x: torch.Tensor) -> tuple[int, int, int]:
+    """A tensor's storage, and its first byte and the one after its last."""
+    start = x.storage_offset() * x.element_size()
+    extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    return x.untyped_storage()._cdata, int(start), int(start + extent * x.element_size())
