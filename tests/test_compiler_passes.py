@@ -59,7 +59,9 @@ def at_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=level))
 
 
-def run(function: Function, inputs: Inputs, level: str, monkeypatch: pytest.MonkeyPatch, tolerance: float = 1e-5) -> list[Any]:
+def run(
+    function: Function, inputs: Inputs, level: str, monkeypatch: pytest.MonkeyPatch, tolerance: float = 1e-5
+) -> list[Any]:
     """Compiles, compares with the CPU, and returns the launches of the plan."""
     at_level(level, monkeypatch)
     first = len(backend.compiled)
@@ -334,7 +336,8 @@ sdpa = F.scaled_dot_product_attention
 
 
 @pytest.mark.parametrize(
-    ("repeat_k", "repeat_v", "expected"), ((repeated, repeated, 2), (tiled, tiled, 4), (repeated, tiled, 4), (tiled, repeated, 4))
+    ("repeat_k", "repeat_v", "expected"),
+    ((repeated, repeated, 2), (tiled, tiled, 4), (repeated, tiled, 4), (tiled, repeated, 4)),
 )
 def test_keys_and_values_before_they_are_repeated(
     repeat_k: Function, repeat_v: Function, expected: int, monkeypatch: pytest.MonkeyPatch
@@ -569,7 +572,9 @@ def test_inactive_dropout_goes_and_active_stays() -> None:
 def test_unfold_becomes_blocks_where_it_is_written(function: Function, blocks: bool) -> None:
     module = prepare(dynamo_graph(function, torch.arange(12.0).view(2, 6)))
     unfolds = sum(n.target == "unfold" for n in module.graph.nodes)
-    assert (sum(n.target == "unflatten" for n in module.graph.nodes) > 0) == blocks and (unfolds == 0 or not blocks or unfolds == 1)
+    assert (sum(n.target == "unflatten" for n in module.graph.nodes) > 0) == blocks and (
+        unfolds == 0 or not blocks or unfolds == 1
+    )
     x, y = torch.arange(12.0).view(2, 6), torch.arange(12.0).view(2, 6)
     for got, want in zip(_tensors([module(x), x]), _tensors([function(y), y]), strict=False):
         assert torch.equal(got, want)
