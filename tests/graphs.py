@@ -179,9 +179,9 @@ class Builder:
             for base, t in enumerate(self.bases):
                 if t.numel() >= extent + offset:
                     return self._place(Layout(base, sizes, tuple(strides), offset))
-        base = self.fill(extent + offset + self.choose((0, 2)), dtype)
-        self.pristine.append(base.clone())
-        self.bases.append(base)
+        storage = self.fill(extent + offset + self.choose((0, 2)), dtype)
+        self.pristine.append(storage.clone())
+        self.bases.append(storage)
         return self._place(Layout(len(self.bases) - 1, sizes, tuple(strides), offset))
 
     def _place(self, layout: Layout) -> Value:

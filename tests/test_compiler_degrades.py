@@ -78,7 +78,7 @@ def test_an_op_without_a_kernel_runs_between_plans(
 ) -> None:
     check(function, X)
     found = reasons(caplog)
-    assert found and all(name in r and "runs eagerly (no lowering for these arguments)" in r for r in found)
+    assert found and all(name in r and "runs eagerly (" in r for r in found)
     assert len(found) <= 2, "said once for each graph and op, not at each call"
 
 
@@ -209,10 +209,10 @@ def test_graph_breaks_are_dynamos() -> None:
 def test_errors_of_the_program_stay_errors() -> None:
     with pytest.raises(RuntimeError, match=r"size=\(3, 3\)"):
         torch.compile(lambda x: x + x[:, :3], backend="webgpu")(X.to(DEVICE))
-    with pytest.raises(IndexError, match="out of range|out of bounds"):
+    with pytest.raises(IndexError, match=r"out of (range|bounds)"):
         torch.compile(lambda x, i: x[i] * 2, backend="webgpu")(X.to(DEVICE), torch.tensor([7], device=DEVICE)).cpu()
-    with pytest.raises(Exception, match="no options"):
-        torch.compile(lambda x: x, backend="webgpu", options={"unknown": 1})(X.to(DEVICE))
+    with pytest.raises(Exception, match="option"):
+        torch.compile(lambda x: x + 1, backend="webgpu", options={"unknown": 1})(X.to(DEVICE))
 
 
 @pytest.mark.once

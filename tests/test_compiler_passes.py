@@ -1,4 +1,4 @@
-"""Each pass of the compiler alone, on a tiny graph: what it finds, what it must leave alone, and what a plan then launches."""
+"""Each pass of the compiler alone, on a tiny graph: what it finds, what it leaves alone, what a plan then launches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from torch_webgpu.compiler.attention_patterns import (
     DECODE_ATTENTION,
     ROPE,
     attentions,
-    decode_attentions,
     rotary_embeddings,
 )
 from torch_webgpu.compiler.ir import Kernel, Module, Pointwise
@@ -115,7 +114,7 @@ def kinds(module: Module) -> Counter[str]:
     return Counter(type(step).__name__ for step in module.steps)
 
 
-# ---------------------------------------------------------------------------------------------------- launches at every level
+# ---------------------------------------------------------------------------------------------------- launches
 
 
 def rms(x: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
@@ -532,7 +531,8 @@ def test_simplifications(function: Function, left: int, monkeypatch: pytest.Monk
 
 
 def _is_neutral(node: fx.Node) -> bool:
-    return isinstance(node.args[1], fx.Node) or node.args[1] == (0 if node.target is aten.add.Tensor else 1)
+    other = node.args[1]
+    return isinstance(other, fx.Node) or bool(other == (0 if node.target is aten.add.Tensor else 1))
 
 
 # ---------------------------------------------------------------------------------------------------- before tracing
@@ -629,7 +629,7 @@ def test_an_unsupported_node_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x = graph.placeholder("x")
     bad = graph.call_function(torch.nn.functional.relu, (x,))
     graph.output((bad,))
-    with pytest.raises(lower.UnsupportedNodeError, match="relu.*: not an ATen op"):
+    with pytest.raises(lower.UnsupportedNodeError, match=r"relu.*: not an ATen op"):
         _lower_alone(fx.GraphModule(nn.Module(), graph), torch.ones(2))
 
 
@@ -656,7 +656,7 @@ A, C = noise(4, 6), noise(6)
         (lambda x, y: (x + y).relu() * 2, {"Pointwise": 1}),
         (lambda x, y: (lambda z: (z, z * 2))(x + y), {"Pointwise": 2}),  # a result is stored anyway
         (lambda x, y: (x + y).sum(0), {"Pointwise": 1, "Kernel": 1}),
-        (lambda x, y: (lambda z: z.relu() + z.t().reshape(4, 6))((x + y)), {"Pointwise": 2}),
+        (lambda x, y: (lambda z: z.relu() + z.t().reshape(4, 6))(x + y), {"Pointwise": 2}),
         (lambda x, y: (x * 2).t() + 1, {"Pointwise": 1}),
         (lambda x, y: (x * 2)[:, 1:] + (x * 2)[:, :-1], {"Pointwise": 1}),
         (lambda x, y: (x * 2)[::2].expand(3, 2, 6) - 1, {"Pointwise": 1}),
@@ -816,13 +816,14 @@ def test_sibling_layers(
 def test_weights_that_others_see_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     at_level("full", monkeypatch)
     model = Projections((16, 8), False).to(DEVICE)
-    seen = model.layers[0].weight.detach()  # shares the memory, as a state dict does
+    weight: torch.Tensor = model.layers[0].weight  # type: ignore[assignment]
+    seen = weight.detach()  # shares the memory, as a state dict does
     x = noise(1, 32).to(DEVICE)
     compiled = torch.compile(model, backend="webgpu")
     with torch.no_grad():
         compiled(x)
         seen.zero_()
-        assert model.layers[0].weight.abs().max().item() == 0
+        assert weight.abs().max().item() == 0
         assert compiled(x)[0].item() == 0
 
 

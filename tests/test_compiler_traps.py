@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_overlaps_inside_a_word(dtype: torch.dtype) -> None:
         check(f, base, place=lambda b, i=first, j=second: (b[i], b[j]))
 
 
-# ---------------------------------------------------------------------------------------------------- writes through identities
+# ---------------------------------------------------------------------------------------------------- identities
 
 
 def _dropped(name: str) -> Function:
@@ -448,7 +449,7 @@ def test_many_results_of_one_input() -> None:
 @at_every_level
 def test_many_inputs_updated_at_once() -> None:
     def f(*xs: torch.Tensor) -> Any:
-        for a, b in zip(xs, xs[1:], strict=False):
+        for a, b in itertools.pairwise(xs):
             a.add_(b)
         torch._foreach_mul_(list(xs), 2.0)
         return sum(xs)
@@ -456,7 +457,7 @@ def test_many_inputs_updated_at_once() -> None:
     check(f, *[torch.full((3,), float(i)) for i in range(20)])
 
 
-# ---------------------------------------------------------------------------------------------------- one buffer, read and written
+# ---------------------------------------------------------------------------------------------------- one buffer
 
 SAME_BUFFER: dict[str, Function] = {
     "add out": lambda x: torch.add(x, x, out=x),
@@ -567,7 +568,8 @@ def test_training_equals_the_cpu(optimiser: Any) -> None:
     losses: list[list[float]] = [[], []]
     for seed in range(6):
         x, y = noise(5, 8, seed=seed), torch.arange(5) % 4
-        for i, (model, device) in enumerate(((here, "cpu"), (compiled, DEVICE))):
+        runs: tuple[tuple[Any, str], ...] = ((here, "cpu"), (compiled, DEVICE))
+        for i, (model, device) in enumerate(runs):
             steps[i].zero_grad()
             loss = F.cross_entropy(model(x.to(device)), y.to(device))
             loss.backward()

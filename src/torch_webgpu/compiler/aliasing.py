@@ -74,5 +74,5 @@ def keep_apart(module: fx.GraphModule, before: list[fx.Node | None], free: Colle
         with graph.inserting_after(after):
             results[i] = graph.call_function(torch.ops.aten.clone.default, (source,))
         results[i].meta = dict(source.meta)
-    output.args = (type(output.args[0])(results),)  # type: ignore[operator]
+    output.args = (tuple(results),)
     return module

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from .. import _C, wgsl
 from ..errors import WebGPUError
@@ -66,8 +67,8 @@ def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
 
 
 def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-    args = list(fx.node.map_arg(node.args, lambda n: env[n]))
-    kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: env[n]))
+    args: list[Any] = list(fx.node.map_arg(node.args, lambda n: env[n]))
+    kwargs: dict[str, Any] = dict(fx.node.map_arg(node.kwargs, lambda n: env[n]))
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -106,7 +107,7 @@ def _laid_out(graph: DeferredGraph, x: Tensor, node: Any) -> Tensor:
 
 
 def _on_numbers(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not callable(node.target) or any(isinstance(a, Tensor) for a in args):
+    if not callable(node.target) or any(isinstance(a, Tensor) for a in tree_leaves((args, kwargs))):
         raise UnsupportedNodeError(node, "not an ATen op")
     return node.target(*(a.value if isinstance(a, Scalar) else a for a in args), **kwargs)
 

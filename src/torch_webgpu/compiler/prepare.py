@@ -34,7 +34,7 @@ def prepare(module: fx.GraphModule) -> fx.GraphModule:
         NotTraceableError: where no such views exist.
     """
     graph = fx.Graph()
-    result = graph.graph_copy(module.graph, names := {})
+    result = graph.graph_copy(module.graph, {})
     graph.output(result)
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and _inactive(node):
@@ -42,7 +42,6 @@ def prepare(module: fx.GraphModule) -> fx.GraphModule:
             graph.erase_node(node)
         elif (node.target in ("unfold", torch.Tensor.unfold)) and _is_written(node):
             _in_blocks(graph, node)
-    del names
     return fx.GraphModule(module, graph)
 
 
@@ -145,7 +144,7 @@ _WITH_INPLACE = {
 
 
 def takes_storage_offsets(module: fx.GraphModule) -> bool:
-    """Whether the graph counts from the start of a storage (``as_strided``): functionalisation forgets where inputs start."""
+    """Whether the graph counts from a storage's start (``as_strided``): functionalisation forgets where inputs start."""
     return any(
         "as_strided" in str(node.target if isinstance(node.target, str) else getattr(node.target, "__name__", ""))
         for node in module.graph.nodes
