@@ -216,10 +216,6 @@ class Builder:
             Rejected: where the op raises, or its numbers grow too large to be compared.
         """
         operands = [v for v in _flat((args, kwargs)) if isinstance(v, Value)]
-        if any(v.tensor.dtype is torch.uint8 for v in operands) and any(
-            type(x) is int and x < 0 for x in _flat((args, kwargs))
-        ):
-            raise Rejected  # TODO
         before = [(v.tensor, v.tensor.untyped_storage()._cdata, _bytes(v.tensor).clone()) for v in operands]
         versions = {v.storage: v.tensor._version for v in operands}
         plain_args, plain_kwargs = _map((args, kwargs), lambda v: v.tensor)

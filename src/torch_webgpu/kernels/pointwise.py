@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from .. import _C, wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
@@ -64,6 +66,15 @@ def check_castable(source: DType, target: DType) -> None:
             f"result type {names.get(source.name, source.name)} can't be cast to the desired output type "
             f"{names.get(target.name, target.name)}"
         )
+
+
+def check_fits(value: Operand, d: DType) -> None:
+    """Raises where PyTorch refuses a Python number as one of an integer dtype; unsigned ones take negatives, which wrap."""
+    if d.cls not in "il" or not isinstance(value, int) or isinstance(value, bool):
+        return
+    info = torch.iinfo(d.torch)
+    if not (info.min or -info.max) <= value <= info.max:
+        raise RuntimeError(f"value cannot be converted to type {d.name} without overflow: {value}")
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -143,9 +154,7 @@ def same_walk(a: Tensor, b: Tensor) -> bool:
     """Whether equal indices are equally far from the first element."""
     if a.sizes != b.sizes:
         return False
-    return a.strides == b.strides or all(
-        s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1
-    )
+    return a.strides == b.strides or all(s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1)
 
 
 def may_overlap(a: Tensor, b: Tensor) -> bool:
