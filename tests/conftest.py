@@ -6,6 +6,14 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Hypothesis: always the same few examples; --hypothesis-profile=thorough takes many fresh ones.
+settings.register_profile(
+    "quick", max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=1000, derandomize=False, print_blob=True)
+settings.load_profile("quick")
 
 # Vulkan loaders want a runtime directory of their own; the name survives pytest-xdist's workers, which inherit it.
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="torch-webgpu-"))

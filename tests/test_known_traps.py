@@ -473,3 +473,46 @@ def test_a_lowering_never_hides_a_composite_ops_gradient() -> None:
     x = torch.tensor([1.5, -2.0], device="webgpu", requires_grad=True)
     (torch.square(x) + torch.true_divide(x, 4.0)).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [3.25, -3.75]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"), ((torch.uint8, -1), (torch.int8, 300), (torch.int8, 200), (torch.int16, 70000))
+)
+def test_numbers_outside_of_a_narrow_integer(dtype: torch.dtype, number: int) -> None:
+    """Arithmetic and comparisons convert them first (255 == -1 in uint8); what stores them refuses."""
+    host = torch.tensor([44, 1, 2, 3, 5, 100], dtype=dtype)
+    host[0] = 255 if dtype is torch.uint8 else -1
+    for f in (
+        lambda t: t == number,
+        lambda t: t < number,
+        lambda t: t // number,
+        lambda t: t % number,
+        lambda t: torch.fmod(t, number),
+        lambda t: torch.div(t, number, rounding_mode="trunc"),
+        lambda t: t + number,
+        lambda t: number - t,
+        lambda t: t * number,
+        lambda t: t == torch.tensor(number),
+        lambda t: t <= torch.tensor(number, device=t.device),
+    ):
+        same(f(host.to(DEVICE)), f(host))
+    for g in (
+        lambda t: t.clamp(number, 3),
+        lambda t: t.masked_fill(t == 1, number),
+        lambda t: torch.where(t == 1, t, number),
+        lambda t: torch.full_like(t, number),
+        lambda t: t.clone().fill_(number),
+    ):
+        if dtype is torch.uint8:
+            same(g(host.to(DEVICE)), g(host))
+        else:
+            with pytest.raises(RuntimeError, match="without overflow"):
+                g(host.to(DEVICE))
+
+
+@pytest.mark.parametrize("dtype", (torch.int64, torch.uint8, torch.bool))
+@pytest.mark.parametrize("number", (0.5, 1.7))
+def test_masked_fill_of_integers_with_floats(dtype: torch.dtype, number: float) -> None:
+    host = torch.tensor([1, 0, 1]).to(dtype)
+    mask = torch.tensor([True, True, False])
+    same(host.to(DEVICE).masked_fill(mask.to(DEVICE), number), host.masked_fill(mask, number))

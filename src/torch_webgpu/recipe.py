@@ -182,6 +182,13 @@ class Graph:
         self.created.append(t)
         return t
 
+    def owns_last_word(self, t: Tensor) -> bool:
+        """Whether nothing that matters follows ``t`` in the word of its last element: it ends where a fresh tensor ends."""
+        if not isinstance(t.buffer, int) or t.buffer >= 0:
+            return False
+        base = self.created[-1 - t.buffer]
+        return t.offset + t.extent >= base.offset + base.extent
+
     # ------------------------------------------------------------------------------------------ launches
 
     def launch(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._decomp import decomposition_table
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
 
 from ..config import config
+from ..errors import UnsupportedDTypeError
 from ..registry import entry_of
 from . import foreach
 from .executor import CompiledGraph
 from .passes import fuse
 from .patterns import rewrite
-from .prepare import AliasPattern, alias_pattern, may_mutate, prepare
+from .prepare import AliasPattern, NotTraceableError, alias_pattern, may_mutate, overlap, prepare, takes_storage_offsets
 from .resident import CpuResident, lives_on_cpu
 from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
@@ -38,13 +42,28 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return chosen
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+def _compile(module: fx.GraphModule, inputs: Sequence[Any], free: Collection[int] = ()) -> Any:
     source = fx.GraphModule(module, fx.Graph())
     source.graph = _copy(module.graph)
     level = config.fusion
-    graph = CompiledGraph(rewrite(module, level), source, lambda lowered: fuse(lowered, level))
+    graph = CompiledGraph(rewrite(module, level, free), source, lambda lowered: fuse(lowered, level))
     compiled.append(graph)
     return graph
+
+
+def _compile_forward(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+    return _compile(module, inputs, _views_of_inputs() or ())
+
+
+def _views_of_inputs() -> set[int] | None:
+    """Positions of the results that AOTAutograd's wrapper makes anew from the inputs; None where that is not known."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return None
+    first = metadata.num_mutated_inp_runtime_indices  # results before the program's own
+    alias = (OutputType.is_input, OutputType.alias_of_input)
+    return {first + i for i, info in enumerate(metadata.output_info) if info.output_type in alias}
 
 
 def _copy(graph: fx.Graph) -> fx.Graph:
@@ -73,21 +92,37 @@ def webgpu(
         raise TypeError(
             f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level"
         )
+    try:
+        return _compiled(module, example_inputs)
+    except (TorchDynamoException, UnsupportedDTypeError):
+        raise
+    except Exception as e:  # what eager PyTorch refuses too is raised by it, at the call
+        log.warning(
+            "a graph of %d nodes runs eagerly: %s: %s", len(module.graph.nodes), type(e).__name__, str(e).split("\n")[0]
+        )
+        return module
+
+
+def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     if lives_on_cpu(module):
         resident = CpuResident(prepare(module), example_inputs, _compile_for_device)
         return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap
     prepared = prepare(module)
+    expected = alias_pattern(example_inputs)
     run = _compile_for_device(prepared, example_inputs)
+    if overlap(example_inputs) and may_mutate(prepared) and _views_of_inputs() != set():
+        # AOTAutograd would take the views of the one base that it makes of such inputs.
+        raise NotTraceableError("views of inputs that overlap are returned, and such inputs written")
     if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
-    return _guarded(prepared, alias_pattern(example_inputs), run)
+    return _guarded(prepared, expected, run)
 
 
 def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     run: Callable[..., Any] = aot_autograd(
-        fw_compiler=_compile,
+        fw_compiler=_compile_forward,
         bw_compiler=_compile,
-        inference_compiler=_compile,
+        inference_compiler=_compile_forward,
         decompositions=_decompositions(),
         keep_inference_input_mutations=True,
     )(module, example_inputs)  # type: ignore[arg-type]  # any module, says AOTAutograd
@@ -95,13 +130,17 @@ def _compile_for_device(module: torch.nn.Module, example_inputs: Sequence[Any]) 
 
 
 def _guarded(module: fx.GraphModule, expected: AliasPattern, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, or the graph itself op by op for inputs that overlap otherwise than expected, if it writes inputs."""
+    """``run``, or the graph itself op by op for inputs that lie otherwise than expected, if it writes inputs."""
     if not may_mutate(module):
         return run
+    from_start = takes_storage_offsets(module)
 
     def guarded(*args: Any) -> Any:
         if alias_pattern(args) != expected:
             log.warning("inputs overlap otherwise than at compilation: this call runs eagerly")
+            return module(*args)
+        if from_start and any(isinstance(a, torch.Tensor) and a.storage_offset() for a in args):
+            log.warning("as_strided, writes, and an input that is not at the start of its storage: this call runs eagerly")
             return module(*args)
         return run(*args)
 

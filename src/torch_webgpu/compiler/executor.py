@@ -126,7 +126,9 @@ class CompiledGraph:
         return plan.recipe
 
     def _degrade(self, error: UnsupportedNodeError) -> None:
-        log.warning("%s: %s runs eagerly (%s)", self.name, error.node.target, error.reason)
+        first = error.node.args[0] if error.node.args else None
+        op = first if isinstance(first, torch._ops.OpOverload) else error.node.target  # what a higher-order op wraps
+        log.warning("%s: %s runs eagerly (%s)", self.name, op, error.reason)
         if error.node.graph is not self.module.graph:
             raise RuntimeError(f"a node of another graph: {error}") from error
         self._fallback = _split_at(self.module, error.node, self._fuse)

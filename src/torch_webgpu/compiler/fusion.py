@@ -147,11 +147,12 @@ def remap(t: Tensor, produced: Tensor, operand: Tensor) -> Tensor | None:
 # ---------------------------------------------------------------------------------------------------- inlining
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_view(a: Any, b: Any) -> bool:
+    """Whether two tensors have the same elements in the same order (inputs may share a buffer at other offsets)."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return (
             a.buffer == b.buffer
-            and a.delta == b.delta
+            and a.offset == b.offset
             and a.sizes == b.sizes
             and a.strides == b.strides
             and a.dtype is b.dtype
@@ -166,7 +167,7 @@ def dedupe(program: Program, operands: Sequence[Any]) -> tuple[Program, list[Any
     place: dict[int, int] = {}
     for i, x in enumerate(operands):
         for j, y in enumerate(kept):
-            if isinstance(x, Tensor) and _same(x, y):
+            if isinstance(x, Tensor) and same_view(x, y):
                 place[i] = j
                 break
         else:

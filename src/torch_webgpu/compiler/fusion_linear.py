@@ -12,7 +12,7 @@ from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Tensor
 from .conv import Conv
-from .fusion import Flow, dedupe, is_temporary, stored
+from .fusion import Flow, dedupe, is_temporary, same_view, stored
 from .ir import Module, Pointwise, Step
 from .linear import Linear, RmsNorm, weight_tensors
 
@@ -142,7 +142,7 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
     if len(sites) != 1 or not consumer.few_rows or not _same_input(consumer, other):
         return None
     e = consumer.extras[sites[0]]
-    if e.sizes != other.out.sizes or e.strides != other.out.strides or e.delta != other.out.delta:
+    if e.sizes != other.out.sizes or e.strides != other.out.strides or e.offset != other.out.offset:
         return None
     s, t = len(consumer.weights), len(other.weights)
     program = consumer.program.inline(s + sites[0], stored(other.program, other.out))
@@ -159,16 +159,10 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
     return new if new.possible() else None
 
 
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.buffer == b.buffer and a.delta == b.delta and a.sizes == b.sizes and a.strides == b.strides
-
-
 def _same_input(a: Linear, b: Linear) -> bool:
-    if not _same(a.x, b.x) or (a.norm is None) != (b.norm is None):
+    if not same_view(a.x, b.x) or (a.norm is None) != (b.norm is None):
         return False
-    if a.norm is not None and b.norm is not None and not (_same(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps):
+    if a.norm is not None and b.norm is not None and not (same_view(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps):
         return False
     return type(a.weights[0]) is type(b.weights[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -53,15 +54,29 @@ def _linear(node: fx.Node, x: Any, b: Any, bias: Any) -> None:
 
 
 def rms_norms(module: fx.GraphModule) -> fx.GraphModule:
-    """``weight * (x * rsqrt(mean(x^2) + eps))``, with or without casts to float32 around it, becomes ``rms_norm``."""
+    """``weight * (x * rsqrt(mean(x^2) + eps))``, with or without casts to float32 around it, becomes ``rms_norm``;
+    so does ``torch.nn.functional.rms_norm``.
+    """
     for node in list(module.graph.nodes):
         if is_op(node, aten.rsqrt.default):
             found = _rms_norm(node)
             if found is not None:
                 last, x, gain, eps = found
                 replace_with(last, RMS_NORM, (x, gain, eps))
+        elif is_op(node, aten._fused_rms_norm.default):
+            _fused_rms_norm(node)
     module.graph.eliminate_dead_code()
     return module
+
+
+def _fused_rms_norm(node: fx.Node) -> None:
+    """PyTorch's own op over the last dimension, where no backward pass wants its second result."""
+    x, sizes, gain, eps = node.args
+    result = single_user(node)
+    if result is None or result.target is not operator.getitem or result.args[1] != 0 or not is_number(eps):
+        return
+    if isinstance(gain, fx.Node) and len(sizes) == 1 and dtype(gain) == dtype(x):  # type: ignore[arg-type]
+        replace_with(result, RMS_NORM, (x, gain, eps))
 
 
 def _rms_norm(root: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:

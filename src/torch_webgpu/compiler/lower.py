@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from .. import _C, wgsl
 from ..errors import WebGPUError
+from ..kernels.pointwise import copy_into
 from ..recipe import Scalar, Tensor
 from ..registry import apply, entry_of
 from .ir import DeferredGraph, Module
@@ -65,8 +67,8 @@ def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
 
 
 def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-    args = list(fx.node.map_arg(node.args, lambda n: env[n]))
-    kwargs = dict(fx.node.map_arg(node.kwargs, lambda n: env[n]))
+    args: list[Any] = list(fx.node.map_arg(node.args, lambda n: env[n]))
+    kwargs: dict[str, Any] = dict(fx.node.map_arg(node.kwargs, lambda n: env[n]))
     target = node.target
     if target is operator.getitem:
         return args[0][args[1]]
@@ -81,6 +83,8 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
         return sizes[args[1]] if len(args) > 1 else list(sizes)
     graph.op = key_of(target)
     graph.target = None
+    if graph.op in ("as_strided", "as_strided_scatter"):
+        args[0] = _laid_out(graph, args[0], node.args[0])
     try:
         result = _lower_op(graph, target, args, kwargs)
     except (WebGPUError, NotImplementedError, AssertionError, TypeError, AttributeError, KeyError) as e:
@@ -90,8 +94,20 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
     return result
 
 
+def _laid_out(graph: DeferredGraph, x: Tensor, node: Any) -> Tensor:
+    """A tensor with the strides that it had at tracing, which an op that takes strides counts on."""
+    strides = node.meta["val"].stride()
+    if any(not isinstance(s, int) for s in strides) or all(
+        a == b for a, b, n in zip(x.strides, strides, x.sizes, strict=True) if n > 1
+    ):
+        return x
+    copy = graph.new(x.sizes, x.dtype, strides)
+    copy_into(graph, x, copy)
+    return copy
+
+
 def _on_numbers(node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    if not callable(node.target) or any(isinstance(a, Tensor) for a in args):
+    if not callable(node.target) or any(isinstance(a, Tensor) for a in tree_leaves((args, kwargs))):
         raise UnsupportedNodeError(node, "not an ATen op")
     return node.target(*(a.value if isinstance(a, Scalar) else a for a in args), **kwargs)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .aliasing import memory_of, written
+
 aten = torch.ops.aten
 
 
@@ -80,44 +82,44 @@ def constant_value(node: Any) -> float | None:
 
 
 def simplify(module: fx.GraphModule) -> fx.GraphModule:
-    """Without additions of zero, products with one, slices of everything, and copies made only to be copied.
-
-    Neither dtype nor shape change.
-    """
+    """Without additions of zero, products with one, slices of everything, and copies made only to be copied."""
     graph = module.graph
+    changing = written(graph)
     for node in list(graph.nodes):
         if is_op(node, aten.slice.Tensor) and shape(node) == shape(node.args[0]) and argument(node, 4, "step", 1) == 1:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             continue
         if is_op(node, aten.add.Tensor) and not node.kwargs:
-            _drop_operand(node, 0.0)
+            _drop_operand(node, 0.0, changing)
         elif is_op(node, aten.mul.Tensor):
-            _drop_operand(node, 1.0)
+            _drop_operand(node, 1.0, changing)
         elif is_op(node, aten.copy.default):
-            _drop_copy(node)
+            _drop_copy(node, changing)
     graph.eliminate_dead_code()
     return module
 
 
-def _drop_copy(node: fx.Node) -> None:
+def _drop_copy(node: fx.Node, changing: set[fx.Node]) -> None:
     """``copy_(x, copy(y, source))`` reads the source itself."""
     source = node.args[1]
     if not isinstance(source, fx.Node) or shape(source) != shape(node) or dtype(source) != dtype(node):
         return
+    if memory_of(source) in changing:
+        return  # it may be written before it is read
     if all(is_op(user, aten.copy_.default) and user.args[0] is not node for user in node.users):
         node.replace_all_uses_with(source)
         node.graph.erase_node(node)
 
 
-def _drop_operand(node: fx.Node, neutral: float) -> None:
+def _drop_operand(node: fx.Node, neutral: float, changing: set[fx.Node]) -> None:
     for kept, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
         if not isinstance(kept, fx.Node) or constant_value(other) != neutral or kept.meta.get("val") is None:
             continue
         if neutral == 0.0 and dtype(kept).is_floating_point:
             continue  # -0.0 + 0.0 is 0.0
-        if dtype(kept) != dtype(node):
-            continue
+        if dtype(kept) != dtype(node) or memory_of(kept) in changing:
+            continue  # the node holds what is there before a write
         if shape(kept) == shape(node):
             node.replace_all_uses_with(kept)
             node.graph.erase_node(node)

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import fx
 
+from .aliasing import keep_apart, memory_of, result_memory
 from .attention_patterns import attentions, decode_attentions, rotary_embeddings
 from .conv import padded_convolutions
 from .layer_patterns import linears, rms_norms
 from .matching import is_op, simplify
 
 
-def rewrite(module: fx.GraphModule, level: str) -> fx.GraphModule:
-    """All passes of a fusion level (``TORCH_WEBGPU_FUSION``)."""
+def rewrite(module: fx.GraphModule, level: str, free: Collection[int] = ()) -> fx.GraphModule:
+    """All passes of a fusion level (``TORCH_WEBGPU_FUSION``).
+
+    Args:
+        free: positions of results that may share memory with others (``aliasing.keep_apart``).
+    """
+    before = result_memory(module.graph)
     module = update_in_place(module)
     if level != "none":
         module = eliminate_common(simplify(module))
+    module = keep_apart(module, before, free)
     if level == "full":
         for recognise in (rms_norms, linears, padded_convolutions, rotary_embeddings, attentions, decode_attentions):
             module = recognise(module)
@@ -83,6 +91,8 @@ def update_in_place(module: fx.GraphModule) -> fx.GraphModule:
             continue
         if any(order[u] > order[update] for u in _uses_of_memory(target) if u not in (update, copy)):
             continue
+        if any(memory_of(n) is target for n in update.all_input_nodes if n is not target):
+            continue  # it reads what it would write
         update.target = _IN_PLACE[update.target]
         copy.replace_all_uses_with(update)
         graph.erase_node(copy)

@@ -136,6 +136,7 @@ def assemble(module: Module) -> Plan:
     placement = plan(lives, apart, limit)
     place = _placer(module, placement, bases)
     graph = _Resolved()
+    graph.created = [place(t) if t.buffer in bases or t.buffer in placement.offsets else t for t in module.created]
     for step in module.steps:
         graph.op = step.name
         placed: Step = step.map_tensors(place)

@@ -73,7 +73,15 @@ def _movable(column: Sequence[Any]) -> bool:
             return False
         if t.untyped_storage().nbytes() > t.nbytes and not _adjacent(column):
             return False  # others may hold views of its storage
+        if _owners(t) > 1 and not _adjacent(column):
+            return False  # another tensor shows the same memory, and must go on doing so
     return True
+
+
+def _owners(t: torch.Tensor) -> int:
+    """Tensors that hold a tensor's storage."""
+    storage = t.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 1  # ``storage`` itself is one more
 
 
 def _adjacent(column: Sequence[torch.Tensor]) -> bool:

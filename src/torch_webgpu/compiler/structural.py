@@ -133,7 +133,7 @@ def _copy_values(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any])
     out = target if key_of(op) == "copy_" else graph.new(target.sizes, target.dtype, target.strides)
     if isinstance(source, Scalar):
         return fill(graph, out, source)
-    if source.buffer == out.buffer and source.delta == out.delta and source.strides == out.strides:
+    if source.buffer == out.buffer and source.offset == out.offset and source.strides == out.strides:
         return out  # an update in place already wrote it
     copy_into(graph, source, out)
     return out
@@ -143,11 +143,11 @@ def _scattered(graph: Graph, op: Any, args: list[Any], kwargs: dict[str, Any]) -
     """``x`` with the view that ``op``'s namesake takes replaced by ``src``."""
     x, source, *rest = args
     name = key_of(op).removesuffix("_scatter")
-    if name == "as_strided" and (x.delta or x.offset):
+    if name == "as_strided" and (x.delta or x.offset or x.extent != x.numel):
         return NotImplemented
     view = {"slice": torch.ops.aten.slice.Tensor, "select": torch.ops.aten.select.int}.get(name)
     view = view or getattr(torch.ops.aten, name).default
-    out = graph.new(x.sizes, x.dtype)
+    out = graph.new(x.sizes, x.dtype, x.strides if name == "as_strided" else None)
     copy_into(graph, x, out)
     place = _as_view(out, shape_of(view, [out, *rest], kwargs))
     copy_into(graph, source, place)

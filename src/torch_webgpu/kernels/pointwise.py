@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import torch
+
 from .. import _C, wgsl
-from ..recipe import REF_OUTPUT, Graph, Scalar, Tensor, Words, grid
+from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import BOOL, F32, I64, DType, cast
 from .program import Program
@@ -64,6 +66,15 @@ def check_castable(source: DType, target: DType) -> None:
             f"result type {names.get(source.name, source.name)} can't be cast to the desired output type "
             f"{names.get(target.name, target.name)}"
         )
+
+
+def check_fits(value: Operand, d: DType) -> None:
+    """Raises where PyTorch refuses a Python number as one of an integer dtype; unsigned ones take negatives, which wrap."""
+    if d.cls not in "il" or not isinstance(value, int) or isinstance(value, bool):
+        return
+    info = torch.iinfo(d.torch)
+    if not (info.min or -info.max) <= value <= info.max:
+        raise RuntimeError(f"value cannot be converted to type {d.name} without overflow: {value}")
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -263,8 +274,7 @@ def _launch(
         walked = {m: s for m, s, f in zip(names, strides, flat, strict=True) if not f}
         rank = len(sizes) if walked else 0
     # Shared words are written whole where this launch owns all of them, else element by element with atomics.
-    fresh = out.ref < 0 or out.ref >= REF_OUTPUT
-    whole = d.packed and flat[0] and out.aligned(4) and (fresh or n % d.per_word == 0)
+    whole = d.packed and flat[0] and out.aligned(4) and (n % d.per_word == 0 or graph.owns_last_word(out))
     mode = "p" if whole else "w"
 
     def words(w: Words) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import wgsl
-from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, Operand, dtype_of, emit
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, Operand, check_fits, dtype_of, emit
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
 from ..wgsl import F32, I64, DType
@@ -20,6 +20,7 @@ def fill(graph: Graph, out: Tensor, value: Operand) -> Tensor:
     if dtype_of(value).is_float and c != "f":
         number: Any = value.value if isinstance(value, Scalar) else value
         value = bool(number) if c == "b" else int(number)
+    check_fits(value, out.dtype)
     emit(graph, "{0}", [value], [c], c, out, "fill")
     return out
 

@@ -11,6 +11,7 @@ from ..kernels.pointwise import (
     MAIN,
     WORKGROUP,
     Operand,
+    check_fits,
     collapse,
     compute,
     dtype_of,
@@ -88,7 +89,25 @@ def binary(
         form = forms[d.cls]
         assert form is not None
         out = BOOL if compares else d
-        return compute(graph, form, [x, y], [d.cls, d.cls], "b" if compares else d.cls, out, names[0])
+        form, operands = narrowed(form, [x, y], d)
+        return compute(graph, form, operands, [d.cls, d.cls], "b" if compares else d.cls, out, names[0])
+
+
+def narrowed(form: str, operands: list[Operand], d: DType) -> tuple[str, list[Operand]]:
+    """The operands as numbers of a narrow integer dtype: PyTorch converts them first, so that 255 == -1 in uint8."""
+    if d.cls != "i" or d.itemsize == 4:
+        return form, operands
+    bits = d.itemsize * 8
+    taken = list(operands)
+    for i, x in enumerate(operands):
+        if isinstance(x, int) and not isinstance(x, bool):
+            wrapped = x & ((1 << bits) - 1)
+            taken[i] = wrapped if d.name == "uint8" or wrapped < 1 << (bits - 1) else wrapped - (1 << bits)
+        elif dtype_of(x).itemsize > d.itemsize:
+            form = form.replace(
+                f"{{{i}}}", f"({{{i}}} & 255)" if d.name == "uint8" else f"extractBits({{{i}}}, 0u, {bits}u)"
+            )
+    return form, taken
 
 
 unary("abs", f="abs({0})", i="abs({0})", l="abs64({0})", b="{0}")
@@ -314,9 +333,10 @@ _ROUNDED = {
 def _rounded(graph: Graph, x: Operand, y: Operand, mode: str) -> Tensor:
     d = result_dtype(x, y)
     cls = "i" if d.cls == "b" else d.cls
+    form, (x, y) = narrowed(_ROUNDED[mode][cls], [x, y], d)
     if not d.is_float:
         check_zero_divisor(graph, y, d)
-    return compute(graph, _ROUNDED[mode][cls], [x, y], [cls, cls], cls, d, mode)
+    return compute(graph, form, [x, y], [cls, cls], cls, d, mode)
 
 
 @lower("div.Tensor_mode", "div.Scalar_mode", out="out_mode")
@@ -367,6 +387,8 @@ def _pow(graph: Graph, x: Operand, y: Operand) -> Tensor:
 @lower("where.self")
 def _where(graph: Graph, condition: Tensor, x: Operand, y: Operand) -> Tensor:
     d = result_dtype(x, y)
+    for number in (x, y):
+        check_fits(number, d)
     return compute(graph, "select({2}, {1}, {0})", [condition, x, y], ["b", d.cls, d.cls], d.cls, d, "where")
 
 
@@ -377,8 +399,10 @@ def _masked_fill(graph: Graph, x: Tensor, mask: Tensor, value: Operand) -> Tenso
         raise RuntimeError(f"masked_fill only supports a 0-dimensional value tensor, but got shape {list(value.sizes)}")
     if mask.dtype is not BOOL:
         raise RuntimeError(f"masked_fill only supports boolean masks, but got dtype {mask.dtype.name}")
-    if dtype_of(value).is_float and c != "f":
-        raise RuntimeError(f"value cannot be converted to type {x.dtype.name} without overflow")
+    if isinstance(value, (Scalar, float)) and dtype_of(value).is_float and c != "f":
+        number = value.value if isinstance(value, Scalar) else value
+        value = bool(number) if c == "b" else int(number)  # as PyTorch does: towards zero
+    check_fits(value, x.dtype)
     return compute(graph, "select({0}, {2}, {1})", [x, mask, value], [c, "b", c], c, x.dtype, "masked_fill")
 
 
@@ -390,12 +414,14 @@ def _bounded(graph: Graph, x: Tensor, low: Operand | None, high: Operand | None)
     operands: list[Operand] = [x]
     for function, bound in ((largest, low), (smallest, high)):
         if bound is not None:
+            check_fits(bound, d)
             expr = f"{function}({expr}, {{{len(operands)}}})"
             operands.append(bound)
     if d.cls == "b":
         refuse(graph, d)
     if len(operands) == 1:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    expr, operands = narrowed(expr, operands, d)
     return compute(graph, expr, operands, [c] * len(operands), c, d, "clamp")
 
 

@@ -73,11 +73,11 @@ def philox_code(w: Words, counter: str) -> str:
     return f"philox(vec4<u32>(add64({offset}, vec2<u32>({counter}, 0u)), 0u, 0u), {seed})"
 
 
-def _whole_words(out: Tensor) -> bool:
+def _whole_words(graph: Graph, out: Tensor) -> bool:
     """Whether a launch may write the packed elements of a flat tensor by whole words, all of which it owns."""
     if not out.dtype.packed or not out.contiguous or not out.aligned(4):
         return False
-    return out.ref < 0 or out.numel % out.dtype.per_word == 0
+    return out.numel % out.dtype.per_word == 0 or graph.owns_last_word(out)
 
 
 def _stores(w: Words, out: Tensor, name: str, values: Sequence[str], cls: str, whole: bool) -> str:
@@ -140,7 +140,7 @@ def draw(
     walks = {name: _walk(t) for name, t in tensors.items()}
     per = how.per_counter
     counters = -(-out.numel // per)
-    whole = {name: per == 4 and _whole_words(t) for name, t in tensors.items() if name != "p"}
+    whole = {name: per == 4 and _whole_words(graph, t) for name, t in tensors.items() if name != "p"}
     args = [(name, t, "r" if name == "p" else "p" if whole[name] else "w") for name, t in tensors.items()]
 
     def words(w: Words) -> None:

@@ -1,0 +1,109 @@
+"""Random graphs, compiled, against eager PyTorch on the CPU: results, mutated inputs, and what shares memory with what.
+
+A run takes few examples, always the same. Thousands of fresh ones, at all three levels:
+``pytest tests/test_compiler_properties.py --hypothesis-profile=thorough`` (``--hypothesis-seed=N`` for others).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from graph_ops import COMPUTE, DIFFERENTIABLE, LAYERS, WRITES, draw_graph
+from graphs import DEVICE, Builder, Drawn, overlaps_itself
+from hypothesis import given, note
+from hypothesis import strategies as st
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from torch_webgpu.compiler import backend
+
+LEVELS = ("none", "pointwise", "full")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The fusion level, for the whole test."""
+    monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=request.param))
+    return str(request.param)
+
+
+def compare(drawn: Drawn, got: list[torch.Tensor], bases: list[torch.Tensor], when: str) -> None:
+    """Results and the inputs' storages against the reference."""
+    for what, have, want in (("result", got, drawn.results), ("storage", bases, drawn.after)):
+        for i, (x, y) in enumerate(zip(have, want, strict=True)):
+            assert x.device.type == DEVICE and x.dtype == y.dtype and x.shape == y.shape, (when, what, i, x, y)
+            error = drawn.error_of(y)
+            mine, reference = x.detach().cpu(), y.detach()
+            same = (
+                torch.allclose(mine.double(), reference.double(), rtol=0.0, atol=error)
+                if error
+                else torch.equal(mine, reference)
+            )
+            assert same, f"{what} {i} {when}: {x}, not {y} ± {error}"
+
+
+def check_aliases(drawn: Drawn, got: list[torch.Tensor], bases: list[torch.Tensor]) -> None:
+    """Writes every result in turn, here and there: whatever shares memory with it must change alike."""
+    for i, (mine, reference) in enumerate(zip(got, drawn.results, strict=True)):
+        if overlaps_itself(reference):
+            continue
+        for t in (mine, reference):
+            t.neg_() if t.dtype.is_floating_point else t.bitwise_not_()
+        compare(drawn, got, bases, f"after result {i} was written")
+
+
+def compile_graph(drawn: Drawn, inputs: list[torch.Tensor]) -> Any:
+    """The backend as Dynamo calls it."""
+    with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
+        return backend.webgpu(drawn.module, inputs)
+
+
+@given(st.data())
+def test_a_compiled_graph_is_the_eager_one(level: str, data: Any) -> None:
+    builder = Builder(lambda options: data.draw(st.sampled_from(options)))
+    drawn = draw_graph(builder, (*COMPUTE, *LAYERS, *WRITES), 16)
+    note(f"{drawn.module.graph}\n{drawn.layouts}\n{drawn.bases}")
+    compiled = None
+    for call in ("first", "second"):
+        bases, inputs = drawn.inputs()
+        if compiled is None:
+            compiled = compile_graph(drawn, inputs)
+        with torch.no_grad():
+            got = list(compiled(*inputs))
+        compare(drawn, got, bases, f"of the {call} call")
+    check_aliases(drawn, got, bases)
+
+
+@given(st.data())
+def test_gradients_of_a_compiled_graph_are_the_eager_ones(level: str, data: Any) -> None:
+    """Forward and backward pass; inputs that are views of one base get a gradient each."""
+    builder = Builder(lambda options: data.draw(st.sampled_from(options)), dtypes=(torch.float32,))
+    drawn = draw_graph(builder, DIFFERENTIABLE, 9)
+    note(f"{drawn.module.graph}\n{drawn.layouts}\n{drawn.bases}")
+    check_gradients(drawn)
+
+
+def check_gradients(drawn: Drawn) -> None:
+    """Gradients of all float inputs, for a weighted sum of the results."""
+
+    def run(function: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        results = [r for r in function(*inputs) if r.requires_grad]
+        if results:
+            sum((r * (i + 1)).sum() for i, r in enumerate(results)).backward()  # type: ignore[union-attr]
+        return [x.grad for x in inputs]
+
+    def leaves(device: str) -> list[torch.Tensor]:
+        return [x.detach().clone().requires_grad_(x.dtype.is_floating_point) for x in drawn.inputs(device)[1]]
+
+    there = leaves(DEVICE)
+    want = run(drawn.module, leaves("cpu"))
+    got = run(compile_graph(drawn, there), there)
+    for i, (x, y) in enumerate(zip(got, want, strict=True)):
+        assert (x is None) == (y is None), (i, x, y)
+        if x is None or y is None:
+            continue
+        error = 1e-4 * max(1.0, float(y.abs().max()) if y.numel() else 0.0)
+        assert torch.allclose(x.cpu(), y, rtol=1e-3, atol=error, equal_nan=True), f"gradient {i}: {x}, not {y}"
