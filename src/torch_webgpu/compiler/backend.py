@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from ..config import config
 from ..registry import entry_of
 from .executor import CompiledGraph
+from .origins import ROOT
 from .passes import fuse
 from .patterns import rewrite
 from .prepare import alias_pattern, may_mutate, prepare
@@ -21,6 +23,8 @@ from .siblings import lay_out_siblings
 from .structural import handler_of, key_of
 
 log = logging.getLogger("torch_webgpu.compiler")
+
+LEVELS = ("none", "pointwise", "full")
 
 #: Graphs compiled in this process, in order (``explain`` and tests look at them).
 compiled: list[CompiledGraph] = []
@@ -36,19 +40,57 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
     return chosen
 
 
-def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-    source = fx.GraphModule(module, fx.Graph())
-    source.graph = _copy(module.graph)
-    rewritten = rewrite(module, config.fusion)
-    graph = CompiledGraph(rewritten, source, lambda lowered: fuse(lowered, config.fusion))
+def _compile(module: fx.GraphModule, level: str, names: Sequence[str]) -> CompiledGraph:
+    source = copy_of(module)
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    inputs = [_argument_name(n, names) for n in placeholders]
+    graph = CompiledGraph(rewrite(module, level), source, lambda lowered: fuse(lowered, level))
+    graph.inputs = inputs
     compiled.append(graph)
     return graph
 
 
-def _copy(graph: fx.Graph) -> fx.Graph:
-    new = fx.Graph()
-    new.output(new.graph_copy(graph, {}))
-    return new
+def copy_of(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with a graph of its own, which passes may change."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def _argument_name(node: fx.Node, names: Sequence[str]) -> str:
+    """What Dynamo calls an input of AOTAutograd's graph."""
+    index = getattr(node.meta.get("desc"), "idx", None)
+    known = type(node.meta.get("desc")).__name__ == "PlainAOTInput" and isinstance(index, int) and index < len(names)
+    return names[index] if known and index is not None else str(node.name)
+
+
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+_KEY = re.compile(r"\['([^']+)'\]")
+
+
+def _input_names(module: fx.GraphModule) -> list[str]:
+    """Names of the inputs of Dynamo's graph: as in ``named_parameters`` where they are a module's, else the argument's."""
+    found = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            source = getattr(getattr(node, "_dynamo_source", None), "name", node.name)
+            text = _MEMBER.sub(r".\1", str(source() if callable(source) else source))
+            member = ROOT.sub("", text)
+            keys = _KEY.findall(text)
+            found.append(member if member != text or not keys else keys[-1])
+    return found
+
+
+def fusion_level(options: Mapping[str, Any]) -> str:
+    """The level of what ``torch.compile`` was given; raises TypeError and ValueError for what is not known."""
+    given = {**options, **options.get("options", {})}
+    given.pop("options", None)
+    level = given.pop("fusion", config.fusion)
+    if given:
+        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(given)}; there is 'fusion' alone")
+    if level not in LEVELS:
+        raise ValueError(f"the option fusion={level!r} is not one of {', '.join(map(repr, LEVELS))}")
+    return str(level)
 
 
 def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -57,23 +99,27 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     Args:
         module: Dynamo's graph.
         example_inputs: its inputs, real or fake.
-        options: none are known; an unknown one raises TypeError.
+        options: ``fusion`` (``none``, ``pointwise``, ``full``) instead of ``TORCH_WEBGPU_FUSION``, as ``torch.compile``'s
+            ``options={"fusion": "none"}`` gives it; an unknown one raises TypeError.
 
     Returns:
         A callable with the graph's signature. Inputs that overlap otherwise than at compilation, where the graph writes its
         inputs, run the graph eagerly.
     """
-    if options:
-        raise TypeError(f"torch.compile(backend='webgpu') has no options {sorted(options)}; TORCH_WEBGPU_FUSION sets the level")
-    prepared = prepare(module)
+    level = fusion_level(options)
+    prepared, names = prepare(module), _input_names(module)
+
+    def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        return _compile(graph, level, names)
+
     run = aot_autograd(
-        fw_compiler=_compile,
-        bw_compiler=_compile,
-        inference_compiler=_compile,
+        fw_compiler=compile_graph,
+        bw_compiler=compile_graph,
+        inference_compiler=compile_graph,
         decompositions=_decompositions(),
         keep_inference_input_mutations=True,
     )(prepared, example_inputs)
-    if config.fusion == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
+    if level == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
     if not may_mutate(prepared):
         return run

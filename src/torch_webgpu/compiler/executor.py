@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from .. import _C
 from ..errors import LimitError, ShaderError
 from .ir import Module
 from .lower import UnsupportedNodeError, lower
+from .origins import Origins
 from .plan import Plan, assemble
 
 log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.compiler" shows it
@@ -23,6 +24,8 @@ _numbers = itertools.count()
 Passes = Callable[[Module], Module]
 
 _recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
+#: Told of each replay: the graph, and how many dispatches the native core encoded for it.
+watchers: list[Callable[[CompiledGraph, int], None]] = []
 
 
 @contextmanager
@@ -45,6 +48,9 @@ class CompiledGraph:
 
     Attributes:
         plans: the plans made so far, in order.
+        inputs: names of its inputs, where they are known.
+        reasons: why it, or an op of it, does not run as a plan.
+        parts: the graphs that it was split into.
     """
 
     def __init__(self, module: fx.GraphModule, source: fx.GraphModule, fuse: Passes) -> None:
@@ -58,7 +64,10 @@ class CompiledGraph:
         self.module, self.source, self._fuse = module, source, fuse
         self.name = f"compiled graph {next(_numbers)}"
         self.plans: list[Plan] = []
-        self._constants = _lift_constants(module)
+        self.inputs: list[str] = []
+        self.reasons: list[str] = []
+        self.parts: list[CompiledGraph] = []
+        self._constants = lift_constants(module)
         self._handle = _C.make_plans(self.name, self._plan)
         self._fallback: Callable[[list[Any]], list[Any]] | None = None
         self._numbers = _number_outputs(module)
@@ -68,13 +77,18 @@ class CompiledGraph:
             calls.append((self, list(args)))
         return self.run(args)
 
+    def all_inputs(self, args: Sequence[Any]) -> list[Any]:
+        """The call's inputs and the graph's constants."""
+        return [*args, *self._constants]
+
     def run(self, args: list[Any], times: int = 1) -> list[Any]:
         """Replays the plan for these inputs ``times`` times; the results are those of the last."""
         if self._fallback is not None:
             for _ in range(times):
                 results = self._fallback(list(args))
             return results
-        inputs = [*args, *self._constants] if self._constants else list(args)
+        inputs = self.all_inputs(args)
+        encoded = _encoded() if watchers else 0
         try:
             results = _C.run_plans(self._handle, inputs, times)
         except UnsupportedNodeError as e:
@@ -82,17 +96,22 @@ class CompiledGraph:
             return self.run(args, times)
         except (LimitError, PlanError) as e:
             log.warning("%s runs op by op: %s", self.name, e)
+            self.reasons.append(f"all ops: {e}")
             self._fallback = _op_by_op(self.source)
             return self.run(args, times)
         args.clear()
         assert results is not None
+        for watcher in watchers:
+            watcher(self, _encoded() - encoded)
         for index, number in self._numbers:
             results[index] = number(inputs)
         return results
 
     def _plan(self, metas: tuple[Any, ...]) -> Any:
         try:
-            plan = assemble(self._fuse(lower(self.module, metas)))
+            lowered = lower(self.module, metas)
+            origins = Origins(lowered.steps, lowered.paths)
+            plan = assemble(self._fuse(lowered), origins)
         except (UnsupportedNodeError, ShaderError):
             raise
         except Exception as e:
@@ -105,10 +124,16 @@ class CompiledGraph:
         log.warning("%s: %s runs eagerly (%s)", self.name, error.node.target, error.reason)
         if error.node.graph is not self.module.graph:
             raise RuntimeError(f"a node of another graph: {error}") from error
-        self._fallback = _split_at(self.module, error.node, self._constants, self._fuse)
+        self.reasons.append(f"{error.node.target}: {error.reason}")
+        self._fallback, self.parts = _split_at(self.module, error.node, self._constants, self._fuse)
 
 
-def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
+def _encoded() -> int:
+    _C.drain()
+    return _C.stats()["encoded"]
+
+
+def lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     """Makes attribute tensors inputs, after the others."""
     constants = []
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -167,7 +192,7 @@ def _op_by_op(module: fx.GraphModule) -> Callable[[list[Any]], list[Any]]:
 
 def _split_at(
     module: fx.GraphModule, unsupported: fx.Node, constants: list[torch.Tensor], fuse: Passes
-) -> Callable[[list[Any]], list[Any]]:
+) -> tuple[Callable[[list[Any]], list[Any]], list[CompiledGraph]]:
     """The graph as a plan before the node, the node eagerly, a plan after it (each split again where it must be)."""
     nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     at = nodes.index(unsupported)
@@ -188,7 +213,7 @@ def _split_at(
         env.update(zip(tail_results, second([_evaluate(n, env) for n in after_inputs]), strict=True))
         return [_evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
-    return run
+    return run, [first, second]
 
 
 def _part(

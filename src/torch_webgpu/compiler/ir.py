@@ -85,6 +85,7 @@ class Module:
         steps: in an order that keeps every buffer's reads and writes as the program wrote them.
         outputs: what a call returns: tensors (fresh ones, inputs, or views of either), numbers, None.
         created: fresh tensors, the one of buffer ``b`` at index ``-1 - b``.
+        paths: as lowered, the ``nn.Module`` that each step comes from (see ``Origins``).
     """
 
     steps: list[Step]
@@ -92,6 +93,7 @@ class Module:
     created: list[Tensor]
     may_fail: bool = False
     notes: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
     def output_buffers(self) -> set[Any]:
         """Buffers that outlive the call."""

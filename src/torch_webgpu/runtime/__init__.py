@@ -27,6 +27,7 @@ _WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
 _lock = threading.Lock()
 _compile_lock = threading.Lock()  # so that the errors found after compiling are this shader's
 _device: DeviceHandle | None = None
+_shaders: dict[int, str] = {}
 
 NO_ADAPTER = (
     "No WebGPU adapter was found. On Debian or Ubuntu install a Vulkan driver: `apt-get install libvulkan1 "
@@ -139,7 +140,14 @@ def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, n
         errors = _C.take_errors()
     if errors or not pipeline:
         raise _pipeline_error(name, code, errors)
-    return _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+    number = _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+    _shaders[number] = code
+    return number
+
+
+def shader_of(pipeline: int) -> str:
+    """WGSL of a pipeline."""
+    return _shaders[pipeline]
 
 
 def _pipeline_error(name: str, code: str, errors: list[tuple[int, str]]) -> Exception:

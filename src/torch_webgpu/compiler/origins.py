@@ -1,0 +1,60 @@
+"""Where in the model a fused step comes from."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from .ir import Step, is_fresh
+
+#: What Dynamo calls the object that holds a module: ``L['self'].`` or ``G['model'].``, say.
+ROOT = re.compile(r"^[LG](\[[^]]+\])+\.")
+
+
+def module_path(node: fx.Node) -> str:
+    """The innermost ``nn.Module`` that made a node, from the compiled function's argument on: ``model.layers.3.mlp``."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return ROOT.sub("", path) if ROOT.match(path) else ""
+
+
+class Origins:
+    """What a graph's steps were before fusion: each step's buffers, and the module that it comes from."""
+
+    def __init__(self, steps: Sequence[Step], paths: Sequence[str]) -> None:
+        """
+        Args:
+            steps: before any pass on them.
+            paths: the module of each.
+        """
+        self._paths = list(paths)
+        self._reads = [{t.buffer for t in step.reads()} for step in steps]
+        self._writers: dict[Any, list[int]] = defaultdict(list)
+        for i, step in enumerate(steps):
+            for buffer in {t.buffer for t in step.writes()}:
+                self._writers[buffer].append(i)
+
+    def of(self, step: Step) -> tuple[str, ...]:
+        """The modules whose work a step does, in the order of their work.
+
+        They are those of what wrote its results, and back from there to the buffers that it reads.
+        """
+        known = {t.buffer for t in step.reads()}
+        waiting = [t.buffer for t in step.writes() if t.buffer != "error"]
+        reached: set[Any] = set()
+        found: set[int] = set()
+        while waiting:
+            buffer = waiting.pop()
+            if buffer in reached:
+                continue
+            reached.add(buffer)
+            for i in self._writers[buffer]:
+                found.add(i)
+                waiting += [b for b in self._reads[i] if b not in known and is_fresh(b)]
+        return tuple(dict.fromkeys(self._paths[i] for i in sorted(found) if self._paths[i]))
