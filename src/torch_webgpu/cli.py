@@ -1,4 +1,4 @@
-"""The command line: ``torch-webgpu info``, ``torch-webgpu generate`` and ``torch-webgpu tune``."""
+"""The command line: ``torch-webgpu info``, ``torch-webgpu generate``, ``torch-webgpu tune`` and ``torch-webgpu explain``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from .explain_cli import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -367,6 +369,8 @@ def _tune(products: list[Any], seconds: float) -> None:
     if written:
         out.print(f"[dim]Written to {escape(str(tuning.user_file()))}; delete it to forget.[/]", soft_wrap=True)
 
+
+app.command()(explain)
 
 if __name__ == "__main__":
     app()

@@ -121,6 +121,7 @@ def attentions(module: fx.GraphModule) -> fx.GraphModule:
         mask = argument(node, 3, "attn_bias")
         args = (q, keys or k, values or v, _bool_mask(mask) or mask, bool(argument(node, 5, "is_causal", False)), scale)
         replace_with(first, ATTENTION, args)
+        module.graph.erase_node(node)  # dropout makes it an op that dead code elimination may keep
     module.graph.eliminate_dead_code()
     return module
 

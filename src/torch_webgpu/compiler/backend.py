@@ -77,7 +77,7 @@ def _input_names(module: fx.GraphModule) -> list[str]:
             text = _MEMBER.sub(r".\1", str(source() if callable(source) else source))
             member = ROOT.sub("", text)
             keys = _KEY.findall(text)
-            found.append(member if member != text or not keys else keys[-1])
+            found.append(_KEY.sub(r".\1", member) if member != text or not keys else keys[-1])
     return found
 
 

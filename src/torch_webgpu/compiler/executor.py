@@ -216,9 +216,7 @@ def _split_at(
     return run, [first, second]
 
 
-def _part(
-    module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]
-) -> tuple[fx.GraphModule, list[fx.Node]]:
+def _part(module: fx.GraphModule, nodes: list[fx.Node], results: list[fx.Node]) -> tuple[fx.GraphModule, list[fx.Node]]:
     """A graph of some nodes in order, and the nodes outside that it takes as inputs; sizes are worked out again inside."""
     graph = fx.Graph()
     inside: dict[fx.Node, fx.Node] = {}

@@ -41,8 +41,6 @@ def inputs_of(graph: DeferredGraph, metas: Sequence[Any]) -> list[Any]:
     return values
 
 
-
-
 def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
     """Lowers a graph for concrete inputs.
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP
-from .explain_table import amount, where
+from .explanation_table import amount, where
 
 if TYPE_CHECKING:
-    from .explain import GraphPlan
+    from .explanation import GraphPlan
     from .plan import Binding
 
 NO_DOT = (
@@ -56,32 +57,46 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _nodes(plan: GraphPlan, prefix: str) -> Iterator[str]:
-    writers: list[tuple[Binding, int]] = []  # the last launches to write a range, newest last
-    drawn: set[int] = set()
+MOST_EDGES = 4  # from one node; what more launches read (masks, tables of angles) is named in their boxes
 
-    def origin(b: Binding) -> str:
-        """The node that a launch has its operand from."""
-        for written, place in reversed(writers):
-            if written.ref == b.ref and written.start < b.start + b.size and b.start < written.start + written.size:
-                return f"{prefix}{place}"
-        return f"{prefix}in{b.ref}" if b.ref < REF_OUTPUT else ""
 
+def _flow(plan: GraphPlan) -> Iterator[tuple[int, str, Binding]]:
+    """For each launch what it reads, and the node that it has it from: a launch's number, or an input."""
+    writers: list[tuple[Binding, int]] = []  # of ranges, the newest last
     for i, d in enumerate(plan.plan.dispatches):
-        module = where(d.modules)
-        label = "\n".join(filter(None, (f"{i}: {d.name}", d.kernel, module)))
-        yield f"{prefix}{i} [label={_quoted(label)}];"
         for b in d.bindings:
             if b.written or b.ref == REF_ERROR:
                 continue
-            source = origin(b)
-            if source == f"{prefix}in{b.ref}" and b.ref not in drawn:
-                drawn.add(b.ref)
-                yield f"{source} [label={_quoted(plan.label(b, offsets=False))}, shape=ellipse, color=gray];"
-            if source:
-                yield f"{source} -> {prefix}{i} [label={_quoted(amount(b.size))}];"
+            overlapping = (
+                place
+                for w, place in reversed(writers)
+                if w.ref == b.ref and w.start < b.start + b.size and b.start < w.start + w.size
+            )
+            source = next(overlapping, None)
+            if source is not None or b.ref < REF_OUTPUT:
+                yield i, str(source) if source is not None else f"in{b.ref}", b
         writers += [(b, i) for b in d.bindings if b.written and b.ref != REF_ERROR]
-    last = {b.ref: place for b, place in writers if b.ref < REF_TEMP}
+
+
+def _nodes(plan: GraphPlan, prefix: str) -> Iterator[str]:
+    flow = list(_flow(plan))
+    readers = Counter(source for _, source, _ in flow)
+    notes: dict[int, list[str]] = defaultdict(list)
+    inputs = {}
+    for i, source, b in flow:
+        name = plan.label(b, offsets=False) if source.startswith("in") else f"result of {source}"
+        if readers[source] > MOST_EDGES:
+            notes[i].append(f"{b.name}: {name}")
+            continue
+        if source.startswith("in"):
+            inputs[source] = name
+        yield f"{prefix}{source} -> {prefix}{i} [label={_quoted(amount(b.size))}];"
+    for source, name in inputs.items():
+        yield f"{prefix}{source} [label={_quoted(name)}, shape=ellipse, color=gray];"
+    for i, d in enumerate(plan.plan.dispatches):
+        label = "\n".join(filter(None, (f"{i}: {d.name}", d.kernel, where(d.modules), *notes[i])))
+        yield f"{prefix}{i} [label={_quoted(label)}];"
+    last = {b.ref: i for i, d in enumerate(plan.plan.dispatches) for b in d.bindings if b.written and b.ref < REF_TEMP}
     for ref, place in last.items():
         name = f"output {ref - REF_OUTPUT}" if ref >= REF_OUTPUT else f"{plan.tensors.get(ref, ref)} (written)"
         yield f"{prefix}out{ref} [label={_quoted(name)}, shape=ellipse];"

@@ -146,17 +146,17 @@ class Explanation:
             ValueError: for another suffix.
             RuntimeError: for ``.svg`` without Graphviz installed; the text is written all the same.
         """
-        from .explain_graph import write_graph
+        from .explanation_graph import write_graph
 
         return write_graph(self.plans, Path(path))
 
     def __rich__(self) -> Any:
-        from .explain_table import render
+        from .explanation_table import render
 
         return render(self)
 
     def __str__(self) -> str:
-        from .explain_table import text
+        from .explanation_table import text
 
         return text(self)
 

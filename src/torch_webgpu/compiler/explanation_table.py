@@ -13,12 +13,13 @@ from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
+from ..recipe import REF_OUTPUT
 from .plan import Dispatch
 
 if TYPE_CHECKING:
-    from .explain import Explanation, GraphPlan
+    from .explanation import Explanation, GraphPlan
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in a module's path
+_NUMBER = re.compile(r"(?<=[.\[])\d+(?=[.\]]|$)")  # of a layer, in a module's path
 _NARROWEST = 100
 
 
@@ -89,13 +90,19 @@ def rows(plan: GraphPlan, fold: bool) -> Iterator[Row]:
         members = [plan.plan.dispatches[i] for i in places]
         first = members[0]
         module = _merged([where(d.modules) for d in members])
-        buffers = [
-            f"{'→ ' if b.written else ''}{b.name}: {plan.label(b)}" if len(members) == 1
-            else f"{'→ ' if b.written else ''}{b.name}: "
-            + _merged([plan.label(d.bindings[j], offsets=False) for d in members])
-            for j, b in enumerate(first.bindings)
-        ]
+        buffers = [_bound(plan, members, j) for j in range(len(first.bindings))]
         yield Row(places, first, module, buffers)
+
+
+def _bound(plan: GraphPlan, members: Sequence[Dispatch], index: int) -> str:
+    """What the launches of a row bind at a place; of a module's tensors the last two names."""
+    labels = [plan.label(d.bindings[index], offsets=len(members) == 1) for d in members]
+    binding = members[0].bindings[index]
+    if binding.ref < REF_OUTPUT and len(parts := _merged(labels).split(".")) > 3:
+        label = "…" + ".".join(parts[-2:])
+    else:
+        label = _merged(labels)
+    return f"{'→' if binding.written else ''}{binding.name}: {label}"
 
 
 def _merged(texts: Sequence[str]) -> str:
@@ -125,7 +132,7 @@ def _table(plan: GraphPlan, fold: bool) -> Table:
         d = row.first
         cells = [str(row.places[0]), *([str(len(row.places))] if fold else [])]
         cells += [d.kernel, d.name.replace("|", " | "), row.module, "×".join(map(str, d.groups)).removesuffix("×1×1")]
-        cells += [amount(d.read), amount(d.written), "\n".join(row.buffers)]
+        cells += [amount(d.read), amount(d.written), ", ".join(row.buffers)]
         table.add_row(*(escape(c) for c in cells))
     return table
 
