@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ class _Collector:
         self.graphs: list[CompiledGraph] = []
         self.captured = 0
         self.breaks: list[str] = []
-        self.weights: dict[tuple[int, int], int] = {}
+        self.weights: dict[Any, int] = {}
         self.plans: list[tuple[CompiledGraph, Plan, int]] = []
         self.found: dict[CompiledGraph, int] = {}
 
@@ -245,7 +245,7 @@ def explain(
     start = len(backend.compiled)
     before = Counter(_fallbacks())
     original = getattr(model, "_orig_mod", model)  # of a module that is compiled already
-    no_limit = {"recompile_limit": 1 << 30, "accumulated_recompile_limit": 1 << 30}  # earlier compilations do not count
+    no_limit: dict[str, Any] = {"recompile_limit": 1 << 30, "accumulated_recompile_limit": 1 << 30}  # earlier compilations do not count
     with _watching(collector) as calls, torch._dynamo.config.patch(**no_limit):
         torch.compile(original, backend=collector, dynamic=False)(*args, **kwargs)
     graphs = backend.compiled[start:]
@@ -293,10 +293,8 @@ def _describe(inputs: list[Any]) -> tuple[Any, ...]:
         found.append(metas)
         raise _DescribedError
 
-    try:
+    with suppress(_DescribedError):
         _C.run_plans(_C.make_plans("description", miss), inputs, 1)
-    except _DescribedError:
-        pass
     return found[0]
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .plan import Binding
 
 NO_DOT = (
-    "Graphviz's `dot` draws the SVG and is not installed: get it with `apt-get install graphviz`, `brew install graphviz` or "
-    "`winget install graphviz`. The text of the graph is in {path}."
+    "Graphviz's `dot` draws the SVG and is not installed: get it with `apt-get install graphviz`, `brew install graphviz` "
+    "or `winget install graphviz`. The text of the graph is in {path}."
 )
 
 

@@ -142,11 +142,7 @@ def remap(t: Tensor, produced: Tensor, operand: Tensor) -> Tensor | None:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return (
-            a.buffer == b.buffer
-            and a.delta == b.delta
-            and a.sizes == b.sizes
-            and a.strides == b.strides
-            and a.dtype is b.dtype
+            a.buffer == b.buffer and a.delta == b.delta and a.sizes == b.sizes and a.strides == b.strides and a.dtype is b.dtype
         )
     return a is b
 

@@ -166,7 +166,9 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 def _same_input(a: Linear, b: Linear) -> bool:
     if not _same(a.x, b.x) or (a.norm is None) != (b.norm is None):
         return False
-    if a.norm is not None and b.norm is not None and not (_same(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps):
+    if a.norm is not None and b.norm is not None and not (
+        _same(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps
+    ):
         return False
     return type(a.weights[0]) is type(b.weights[0])
 

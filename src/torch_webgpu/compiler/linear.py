@@ -91,7 +91,9 @@ class Linear:
 
     def launch(self, graph: Graph) -> None:
         if self.few_rows and supports(self.x, self.weights, self.out, self.extras, self.norm):
-            matvec(graph, self.x, self.weights, self.out, program=self.program, extras=self.extras, norm=self.norm)
+            matvec(
+                graph, self.x, self.weights, self.out, program=self.program, extras=self.extras, norm=self.norm
+            )
             return
         program, extras = bake(self.program, [None, *self.extras])
         (weight,) = self.weights
@@ -214,7 +216,9 @@ def _strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(out))
 
 
-def _linear(graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, ...], bias: Tensor | None) -> Tensor | None:
+def _linear(
+    graph: DeferredGraph, x: Tensor, weight: Weight, sizes: tuple[int, ...], bias: Tensor | None
+) -> Tensor | None:
     n, k = sizes
     lead = x.sizes[:-1]
     m = product(lead)

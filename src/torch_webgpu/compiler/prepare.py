@@ -45,9 +45,7 @@ def _inactive(node: fx.Node) -> bool:
 
 def _as_strided(graph: fx.Graph, node: fx.Node) -> None:
     value = node.meta.get("example_value")
-    writes = any(
-        str(u.target).endswith("_") and not str(u.target).endswith("__") for u in node.users if u.op == "call_method"
-    )
+    writes = any(str(u.target).endswith("_") and not str(u.target).endswith("__") for u in node.users if u.op == "call_method")
     writes = writes or any(u.target in _WRITING for u in node.users)
     if value is None or not writes or any(not isinstance(n, int) for n in (*value.shape, *value.stride())):
         return
