@@ -14,6 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from ..config import config
 from ..registry import entry_of
+from . import plan_cache
 from .executor import CompiledGraph
 from .origins import ROOT
 from .passes import fuse
@@ -108,17 +109,35 @@ def webgpu(module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any
     """
     level = fusion_level(options)
     prepared, names = prepare(module), _input_names(module)
+    entry = plan_cache.key_of(prepared, example_inputs, level)
 
     def compile_graph(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
         return _compile(graph, level, names)
 
-    run = aot_autograd(
-        fw_compiler=compile_graph,
-        bw_compiler=compile_graph,
-        inference_compiler=compile_graph,
-        decompositions=_decompositions(),
-        keep_inference_input_mutations=True,
-    )(prepared, example_inputs)
+    def compile_inference(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        written = plan_cache.written_inputs(graph, prepared) if entry is not None else None
+        made = _compile(graph, level, names)
+        if entry is not None and written is not None and made.self_contained:
+            made.on_first_plan = lambda metas, plan: plan_cache.keep(entry, metas, plan, written)
+        return made
+
+    def compile_all(inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiler = aot_autograd(
+            fw_compiler=compile_graph,
+            bw_compiler=compile_graph,
+            inference_compiler=compile_inference,
+            decompositions=_decompositions(),
+            keep_inference_input_mutations=True,
+        )
+        made: Callable[..., Any] = compiler(prepared, inputs)
+        return made
+
+    found = plan_cache.stored(entry, compile_all)
+    if found is not None:
+        compiled.append(found)
+        run = lambda *args: found(list(args))  # noqa: E731
+    else:
+        run = compile_all(example_inputs)
     if level == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
         lay_out_siblings(module, example_inputs)
     if not may_mutate(prepared):

@@ -39,6 +39,12 @@ def recorded() -> Iterator[list[tuple[CompiledGraph, list[Any]]]]:
         _recorders.remove(calls)
 
 
+def record_call(graph: CompiledGraph, args: Sequence[Any]) -> None:
+    """Tells those who are inside of ``recorded``."""
+    for calls in _recorders:
+        calls.append((graph, list(args)))
+
+
 class PlanError(Exception):
     """A plan that could not be made; the graph runs op by op instead."""
 
@@ -51,6 +57,7 @@ class CompiledGraph:
         inputs: names of its inputs, where they are known.
         reasons: why it, or an op of it, does not run as a plan.
         parts: the graphs that it was split into.
+        on_first_plan: told of the first plan, and what it was made for.
     """
 
     def __init__(self, module: fx.GraphModule, source: fx.GraphModule, fuse: Passes) -> None:
@@ -60,22 +67,30 @@ class CompiledGraph:
             source: the graph before them, run op by op where a plan fails.
             fuse: passes on the lowered steps.
         """
-        self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
+        self._start()
         self.module, self.source, self._fuse = module, source, fuse
+        self._constants = lift_constants(module)
+        self._fallback: Callable[[list[Any]], list[Any]] | None = None
+        self._numbers = _number_outputs(module)
+
+    def _start(self) -> None:
+        self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
         self.name = f"compiled graph {next(_numbers)}"
         self.plans: list[Plan] = []
         self.inputs: list[str] = []
         self.reasons: list[str] = []
         self.parts: list[CompiledGraph] = []
-        self._constants = lift_constants(module)
+        self.on_first_plan: Callable[[tuple[Any, ...], Plan], None] | None = None
         self._handle = _C.make_plans(self.name, self._plan)
-        self._fallback: Callable[[list[Any]], list[Any]] | None = None
-        self._numbers = _number_outputs(module)
 
     def __call__(self, args: list[Any]) -> list[Any]:
-        for calls in _recorders:
-            calls.append((self, list(args)))
+        record_call(self, args)
         return self.run(args)
+
+    @property
+    def self_contained(self) -> bool:
+        """Whether a call is the plan alone: no constants besides the inputs, no results that are numbers."""
+        return not self._constants and not self._numbers
 
     def all_inputs(self, args: Sequence[Any]) -> list[Any]:
         """The call's inputs and the graph's constants."""
@@ -118,6 +133,8 @@ class CompiledGraph:
             raise PlanError(f"{type(e).__name__}: {e}") from e
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
+        if self.on_first_plan is not None and len(self.plans) == 1:
+            self.on_first_plan(metas, plan)
         return plan.recipe
 
     def _degrade(self, error: UnsupportedNodeError) -> None:

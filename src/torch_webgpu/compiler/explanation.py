@@ -15,7 +15,7 @@ from torch import fx
 
 from .. import _C, runtime
 from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP, Graph
-from . import backend
+from . import backend, plan_cache
 from .executor import CompiledGraph, PlanError, lift_constants, recorded, watchers
 from .lower import UnsupportedNodeError, lower
 from .passes import fuse
@@ -129,7 +129,7 @@ class Explanation:
             used = [d for p in self.plans for d in p.plan.dispatches if d.pipeline == pipeline]
             path = folder / f"{i:03d}_{re.sub(r'[^A-Za-z0-9]+', '_', used[0].kernel)}.wgsl"
             about = "".join(f"// {n} x {name}\n" for name, n in Counter(d.name for d in used).items())
-            path.write_text(about + runtime.shader_of(pipeline))
+            path.write_text(about + runtime.shader_of(pipeline).code)
             written.append(path)
         return written
 
@@ -246,7 +246,7 @@ def explain(
     before = Counter(_fallbacks())
     original = getattr(model, "_orig_mod", model)  # of a module that is compiled already
     no_limit: dict[str, Any] = {"recompile_limit": 1 << 30, "accumulated_recompile_limit": 1 << 30}  # earlier compilations do not count
-    with _watching(collector) as calls, torch._dynamo.config.patch(**no_limit):
+    with plan_cache.bypassed(), _watching(collector) as calls, torch._dynamo.config.patch(**no_limit):
         torch.compile(original, backend=collector, dynamic=False)(*args, **kwargs)
     graphs = backend.compiled[start:]
     if not graphs:
