@@ -12,7 +12,7 @@ from torch import fx
 from .ir import Step, is_fresh
 
 #: What Dynamo calls the object that holds a module: ``L['self'].`` or ``G['model'].``, say.
-ROOT = re.compile(r"^[LG](\[[^]]+\])+\.")
+ROOT = re.compile(r"^[LG](\[[^]]+\])+\.(__self__\.)?")
 
 
 def module_path(node: fx.Node) -> str:
