@@ -128,7 +128,10 @@ def test_bytes_and_weights(explained: tuple[Stack, Explanation]) -> None:
     plan = found.plans[0].plan
     head = next(d for d in plan.dispatches if d.modules == ("head",) and d.kernel == "matvec")
     assert head.read == (20 * 32 + 20 + 32) * 4 and head.written == 20 * 4
-    assert [found.plans[0].label(b) for b in head.bindings if not b.written and b.ref < 1 << 20] == ["head.weight", "head.bias"]
+    assert [found.plans[0].label(b) for b in head.bindings if not b.written and b.ref < 1 << 20] == [
+        "head.weight",
+        "head.bias",
+    ]
     assert plan.peak <= sum(plan.arenas) and plan.peak <= plan.temporaries
 
 

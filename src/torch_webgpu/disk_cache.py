@@ -114,6 +114,14 @@ def store(name: str, value: Any) -> bool:
     return True
 
 
+def remove(name: str) -> None:
+    """Forgets an entry."""
+    base = folder()
+    if base is not None:
+        with suppress(OSError):
+            os.unlink(base / (name + _SUFFIX))
+
+
 def _evict(base: Path) -> None:
     """Removes what was used longest ago until a quarter of the limit is free, and what dead processes left."""
     entries = []

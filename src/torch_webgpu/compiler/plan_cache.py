@@ -241,6 +241,11 @@ def _signature(metas: Sequence[Any]) -> list[Any]:
     return signature
 
 
+_FIELDS = frozenset(
+    ("signature", "written", "pipelines", "errors", "outputs", "arenas", "steps", "may_fail", "returned", "dispatches", "counts")
+)
+
+
 def keep(name: str, metas: Sequence[Any], plan: Plan, written: list[int]) -> None:
     """Stores the plan of a graph's first call."""
     outputs, arenas, steps, may_fail, specialised, returned = plan.recipe
@@ -289,14 +294,17 @@ class _MismatchError(Exception):
 class StoredGraph(CompiledGraph):
     """A graph whose plan is on disk; it is compiled only where a call does not fit that plan."""
 
-    def __init__(self, entry: dict[str, Any], compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]) -> None:
+    def __init__(
+        self, key: str, entry: dict[str, Any], compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]
+    ) -> None:
         """
         Args:
+            key: name of the entry.
             entry: as ``keep`` stores it.
             compile_graph: makes the callable that does the graph's work, of example inputs.
         """
         self._start()
-        self._entry, self._compile = entry, compile_graph
+        self._key, self._entry, self._compile = key, entry, compile_graph
         self._instead: Callable[..., Any] | None = None
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -317,6 +325,7 @@ class StoredGraph(CompiledGraph):
             found = _C.run_plans(self._handle, list(args), times)
         except (_MismatchError, ShaderError, LimitError) as e:
             log.debug("%s is compiled after all: %s", self.name, e)
+            disk_cache.remove(self._key)
             self._instead = self._compile(args)
             return self.run(args, times)
         args.clear()
@@ -337,5 +346,7 @@ class StoredGraph(CompiledGraph):
 
 def stored(name: str | None, compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]) -> StoredGraph | None:
     """The graph of an entry, where there is one."""
-    entry = disk_cache.load(name) if name is not None else None
-    return StoredGraph(entry, compile_graph) if isinstance(entry, dict) and "signature" in entry else None
+    if name is None:
+        return None
+    entry = disk_cache.load(name)
+    return StoredGraph(name, entry, compile_graph) if isinstance(entry, dict) and _FIELDS <= entry.keys() else None
