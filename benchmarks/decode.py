@@ -39,11 +39,10 @@ _UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs":
 
 
 def make_model(size: str, dtype: str, device: str, layers: int | None) -> Any:
-    """A model with random weights, made where it will run."""
+    """A model with random weights, the same on every device."""
     torch.manual_seed(0)
     config = Qwen2Config(**{**SIZES[size], **({"num_hidden_layers": layers} if layers else {})})
-    with torch.device(device):
-        return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval()
+    return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval().to(device)
 
 
 def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
