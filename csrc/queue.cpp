@@ -295,6 +295,7 @@ void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64
 const Block& error_block() {
   if (!errors_block) {
     errors_block = allocate_block(error_words * 4);
+    submit_batch_now(batch);  // the block may be a recycled one that recorded commands still write: zeros must come after
     uint32_t zero[error_words] = {};
     api.write_buffer(device.queue, errors_block->buffer, 0, zero, sizeof zero);
   }

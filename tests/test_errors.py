@@ -202,3 +202,17 @@ def test_errors_in_views_and_shapes_are_pytorchs_own() -> None:
         x.as_strided((100,), (1,)).add(1)
     with pytest.raises(RuntimeError):
         x.new_empty((2,), layout=torch.sparse_coo)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_first_wait_after_freed_tensors_reports_nothing(implementation: str) -> None:
+    """The buffer that kernels report errors in may be a recycled one, which recorded commands still write."""
+    code = """
+        import torch
+        made = [torch.full((4,), 7, dtype=torch.int32, device="webgpu") for _ in range(8)]
+        del made
+        torch.webgpu.synchronize()
+        print("ok")
+    """
+    assert output_of(code, TORCH_WEBGPU_IMPL=implementation) == "ok"
