@@ -41,7 +41,8 @@ _UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs":
 def make_model(size: str, dtype: str, device: str, layers: int | None) -> Any:
     """A model with random weights, the same on every device."""
     torch.manual_seed(0)
-    config = Qwen2Config(**{**SIZES[size], **({"num_hidden_layers": layers} if layers else {})})
+    shape: dict[str, Any] = {**SIZES[size], **({"num_hidden_layers": layers} if layers else {})}
+    config = Qwen2Config(**shape)
     return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval().to(device)
 
 
@@ -117,7 +118,7 @@ def breakdown(generator: Generator) -> list[dict[str, Any]]:
     kinds: dict[str, list[int]] = collections.defaultdict(list)
     for i, d in enumerate(plan.dispatches):
         kinds[f"{d.name} / {d.kernel} {d.groups}"].append(i)
-    found = []
+    found: list[dict[str, Any]] = []
 
     def seconds(extra: list[Any]) -> float:
         """The whole plan once, so that what the launches read is there, and then them."""
@@ -162,7 +163,8 @@ def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[
     state = {"token": logits[:, -1:].argmax(-1)}
 
     def steps(count: int) -> None:
-        for layer in cache.layers:
+        layers: list[Any] = cache.layers
+        for layer in layers:
             layer.cumulative_length.fill_(PROMPT)
         with torch.inference_mode():
             for _ in range(count):

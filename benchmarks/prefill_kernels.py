@@ -54,7 +54,9 @@ def _decode(
     angles = decode.Rope(rope.narrow(0, 0, 1), rope.narrow(0, 1, 1))
     for i in range(repeat):
         pair = caches[2 * i % len(caches) : 2 * i % len(caches) + 2]
-        decode.decode_attention(graph, q, k, v, *pair, out, position=position, mask=None, scale=scale, rope=angles)
+        decode.decode_attention(
+            graph, q, k, v, pair[0], pair[1], out, position=position, mask=None, scale=scale, rope=angles
+        )
     return out
 
 
@@ -112,7 +114,8 @@ def prompt_case(heads: int, groups: int, dim: int, length: int, dtype: torch.dty
 
         def run(launches: int) -> None:
             for i in range(launches):
-                F.scaled_dot_product_attention(*sets[i % copies], is_causal=True, enable_gqa=groups != heads)
+                q, k, v = sets[i % copies]
+                F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups != heads)
 
         return run
 
@@ -264,7 +267,7 @@ def main() -> None:
     small = runtime.device().adapter.kind == "cpu"
     end = time.perf_counter() + args.time_limit
     chosen = [c for c in cases(small) if not args.only or args.only in c.name]
-    results = []
+    results: list[dict[str, Any]] = []
     with torch.inference_mode():
         for case in chosen:
             if time.perf_counter() > end:

@@ -22,7 +22,8 @@ PyStructSequence_Field meta_fields[] = {
     {"value", "the number of a 0-dim CPU tensor, else None"},
     {"device", "c10 device type"},
     {nullptr, nullptr}};
-PyStructSequence_Desc meta_desc = {"torch_webgpu._C.Meta", "A tensor on another device, or of a dtype that has none here.", meta_fields, 9};
+PyStructSequence_Desc meta_desc = {"torch_webgpu._C.Meta", "A tensor on another device, or of a dtype that has none here.",
+                                   meta_fields, 9};
 
 PyObject* none() { Py_RETURN_NONE; }
 

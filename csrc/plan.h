@@ -18,8 +18,8 @@ Plans* plans_of(PyObject* capsule);
 bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs);
 
 // python.cpp
-PyObject* py_run_plans(PyObject*, PyObject* args);   // run_plans(capsule, args, times)
-PyObject* py_begin_read(PyObject*, PyObject* args);  // begin_read(tensor)
+PyObject* py_run_plans(PyObject*, PyObject* args);    // run_plans(capsule, args, times)
+PyObject* py_begin_read(PyObject*, PyObject* args);   // begin_read(tensor)
 PyObject* py_finish_read(PyObject*, PyObject* args);  // finish_read(capsule)
 
 }  // namespace webgpu

@@ -23,6 +23,18 @@ Function = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
 
 
+at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The fusion level of the test: ``full``, unless it is run at every one."""
+    torch._dynamo.reset()
+    name = getattr(request, "param", "full")
+    monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=name))
+    return str(name)
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors of a result, in order."""
     if isinstance(value, torch.Tensor):

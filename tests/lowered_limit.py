@@ -22,7 +22,7 @@ Case = tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]
 def lower_the_limit() -> None:
     """Both sides: what lowerings look at, and what the native core enforces."""
     attach = runtime._C.attach
-    runtime._C.attach = lambda *args: attach(*args[:-1], LIMIT)  # type: ignore[assignment]
+    runtime._C.attach = lambda *args: attach(*args[:-1], LIMIT)  # type: ignore[assignment,call-arg]
     runtime.device().limits["maxStorageBufferBindingSize"] = LIMIT
 
 
@@ -109,7 +109,7 @@ def check(names: list[str]) -> None:
         wanted = function(*inputs)
         pairs = zip(got, wanted, strict=True) if isinstance(got, (tuple, list)) else [(got, wanted)]
         for a, b in pairs:
-            torch.testing.assert_close(a.cpu(), b, rtol=2e-4, atol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(a.cpu(), b, rtol=2e-4, atol=2e-4, msg=f"{name}: {{}}".format)
     for name, function in too_long():
         if names and name not in names:
             continue

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from compiling import DEVICE, LEVELS, Function, check, same
+from compiling import DEVICE, Function, at_every_level, check, level, same  # noqa: F401
 from torch import nn
-
-from torch_webgpu.compiler import backend
-
-at_every_level = pytest.mark.parametrize("level", LEVELS, indirect=True)
-
-
-@pytest.fixture(autouse=True)
-def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The fusion level of the test: ``full``, unless it is run at every one."""
-    torch._dynamo.reset()
-    name = getattr(request, "param", "full")
-    monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=name))
-    return str(name)
-
 
 # ---------------------------------------------------------------------------------------------------- overlapping inputs
 

@@ -266,6 +266,7 @@ def test_wrong_operands() -> None:
 def test_eager_attention_with_one_query(causal: bool) -> None:
     step = Step(6, 2, LONG, 64, LONG, F16)
     q, k, v = step.q, *step.caches
-    got = F.scaled_dot_product_attention(*(t.to(DEVICE) for t in (q, k, v)), is_causal=causal, enable_gqa=True)
+    there = [t.to(DEVICE) for t in (q, k, v)]
+    got = F.scaled_dot_product_attention(there[0], there[1], there[2], is_causal=causal, enable_gqa=True)
     want = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=causal, enable_gqa=True)
     torch.testing.assert_close(got.cpu().double(), want, rtol=2e-3, atol=2e-3)

@@ -179,7 +179,8 @@ class Operand:
         mode: ``r`` read; ``w`` element stores (shared words are updated atomically); ``p`` stores of whole words;
             ``+``, ``*``, ``>``, ``<`` atomic sum, product, maximum, minimum, ``acc_<name>(i, value)``; ``a`` the error
             buffer, ``fail_<name>(id, value, size)``; ``v`` read four words at once too, ``v4_<name>(i)``: words 4i to 4i+3
-            from the first element, which must lie at a multiple of 16 bytes; ``V`` that, and stored so, ``sv4_<name>(i, words)``.
+            from the first element, which must lie at a multiple of 16 bytes; ``V`` that, and stored so,
+            ``sv4_<name>(i, words)``.
     """
 
     name: str

@@ -204,7 +204,9 @@ class DecodeAttention:
         return [self.out, self.k_cache, self.v_cache]
 
     def map_tensors(self, place: Callable[[Tensor], Tensor]) -> DecodeAttention:
-        moved = {f: place(getattr(self, f)) for f in ("q", "k", "v", "k_cache", "v_cache", "out", "position")}
+        moved: dict[str, Any] = {
+            f: place(getattr(self, f)) for f in ("q", "k", "v", "k_cache", "v_cache", "out", "position")
+        }
         mask = None if self.mask is None else place(self.mask)
         rope = None if self.rope is None else Rope(place(self.rope.cos), place(self.rope.sin))
         return DecodeAttention(**moved, mask=mask, rope=rope, scale=self.scale)
@@ -293,24 +295,24 @@ def decode_attentions(module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _decode(node: fx.Node) -> tuple[Any, ...] | None:
-    q, keys, values, mask, causal, scale = node.args
-    assert isinstance(q, fx.Node)
+    operands: tuple[Any, ...] = node.args
+    q, keys, values, mask, causal, scale = operands
     width = shape(q)[3]
     if causal or shape(q)[2] != 1 or not isinstance(width, int) or width > 256 or width % 2:
         return None
     for update in (keys, values):
-        if not is_op(update, aten.index_copy_.default) or single_user(update) is not node:  # type: ignore[arg-type]
+        if not is_op(update, aten.index_copy_.default) or single_user(update) is not node:
             return None
-    (k_cache, k_dim, k_at, k), (v_cache, v_dim, v_at, v) = keys.args, values.args  # type: ignore[union-attr]
+    (k_cache, k_dim, k_at, k), (v_cache, v_dim, v_at, v) = keys.args, values.args
     if k_at is not v_at or k_dim != 2 or v_dim != 2 or shape(k_at) != (1,) or shape(k)[2] != 1 or shape(v)[3] != shape(q)[3]:
         return None
     cos = sin = None
     turned = [n for n in (q, k) if n.target is ROPE]
     if len(turned) == 2 and q.args[1] is k.args[1] and q.args[2] is k.args[2]:
-        (q, cos, sin), k = q.args, k.args[0]  # type: ignore[assignment]
+        (q, cos, sin), k = q.args, k.args[0]
     for update in (keys, values):
-        update.meta["replaced"] = True  # type: ignore[union-attr]
-    if _up_to(mask, k_at, shape(k_cache)[2]):  # type: ignore[arg-type]
+        update.meta["replaced"] = True
+    if _up_to(mask, k_at, shape(k_cache)[2]):
         mask = None  # what the kernel does by itself
     return q, k, v, k_cache, v_cache, k_at, mask, cos, sin, scale
 

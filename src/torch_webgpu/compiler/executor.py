@@ -7,6 +7,7 @@ import logging
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ class CompiledGraph:
 
 def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     """Makes attribute tensors inputs, after the others."""
-    constants = []
+    constants: list[torch.Tensor] = []
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     for node in [n for n in module.graph.nodes if n.op == "get_attr"]:
         value: Any = module
@@ -157,12 +158,21 @@ def _number_outputs(module: fx.GraphModule) -> list[tuple[int, Callable[[list[An
     """For outputs that are numbers, how to get them from the inputs."""
     found: list[tuple[int, Callable[[list[Any]], Any]]] = []
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    for i, value in enumerate(module.graph.output_node().args[0]):
+
+    def evaluated(node: fx.Node) -> Callable[[list[Any]], Any]:
+        return lambda inputs: evaluate(node, dict(zip(placeholders, inputs, strict=True)))
+
+    returned: Any = module.graph.output_node().args[0]
+    for i, value in enumerate(returned):
         if isinstance(value, fx.Node) and not _is_tensor(value):
-            found.append((i, lambda inputs, node=value: evaluate(node, dict(zip(placeholders, inputs, strict=True)))))
+            found.append((i, evaluated(value)))
         elif value is not None and not isinstance(value, fx.Node):
-            found.append((i, lambda inputs, number=value: number))
+            found.append((i, partial(_constant, value)))
     return found
+
+
+def _constant(number: Any, inputs: list[Any]) -> Any:
+    return number
 
 
 def _is_tensor(node: fx.Node) -> bool:
@@ -183,7 +193,7 @@ def _split_at(module: fx.GraphModule, unsupported: fx.Node, fuse: Passes) -> Cal
     at = nodes.index(unsupported)
     parts = [n for n in nodes[at + 1 :] if n.target is operator.getitem and n.args[0] is unsupported]
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-    returned = module.graph.output_node().args[0]
+    returned: Any = module.graph.output_node().args[0]
     used_last = {n for n in returned if isinstance(n, fx.Node)}
     rest = nodes[at + 1 + len(parts) :]
     later = {unsupported, *rest}

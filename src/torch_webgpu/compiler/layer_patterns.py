@@ -80,25 +80,25 @@ def _fused_rms_norm(node: fx.Node) -> None:
 
 
 def _rms_norm(root: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
-    add = root.args[0]
-    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not is_number(add.args[1]) or add.kwargs:  # type: ignore[union-attr]
+    add: Any = root.args[0]
+    if not is_op(add, aten.add.Tensor, aten.add.Scalar) or not is_number(add.args[1]) or add.kwargs:
         return None
-    eps, mean = add.args[1], add.args[0]  # type: ignore[union-attr]
+    eps, mean = add.args[1], add.args[0]
     if not is_op(mean, aten.mean.dim) or not argument(mean, 2, "keepdim", False):
         return None
     wide = _squared(mean.args[0])
     if wide is None or [d % len(shape(wide)) for d in mean.args[1]] != [len(shape(wide)) - 1]:
         return None
-    scaled = single_user(root)
+    scaled: Any = single_user(root)
     if scaled is None or not is_op(scaled, aten.mul.Tensor) or wide not in scaled.args or root not in scaled.args:
         return None
-    x = wide
+    x: Any = wide
     if is_op(wide, aten._to_copy.default) and set(wide.kwargs) <= {"dtype"}:
         x = wide.args[0]
-        cast = single_user(scaled)
+        cast: Any = single_user(scaled)
         if dtype(x) != torch.float32 and is_op(cast, aten._to_copy.default) and dtype(cast) == dtype(x):
             scaled = cast
-    last = single_user(scaled)
+    last: Any = single_user(scaled)
     if not is_op(last, aten.mul.Tensor) or dtype(last) != dtype(x):
         return None
     gain = next((a for a in last.args if a is not scaled), None)

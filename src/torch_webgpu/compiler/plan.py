@@ -1,4 +1,4 @@
-"""From steps to a plan: temporaries placed in arenas, launches resolved, as the plain tuples that the native core replays."""
+"""From steps to a plan: temporaries placed in arenas, launches resolved, as plain tuples that the native core replays."""
 
 from __future__ import annotations
 

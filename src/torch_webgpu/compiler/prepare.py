@@ -163,9 +163,9 @@ def alias_pattern(args: Sequence[Any]) -> AliasPattern:
         if not isinstance(x, torch.Tensor) or isinstance(x, torch.nn.Parameter):
             continue
         storage = x.untyped_storage()._cdata
-        start = x.storage_offset() * x.element_size()
+        start = int(x.storage_offset()) * x.element_size()
         if storage in seen:
-            pairs.append((seen[storage][0], i, int(start - seen[storage][1])))
+            pairs.append((seen[storage][0], i, start - seen[storage][1]))
         else:
             seen[storage] = (i, start)
     return frozenset(pairs)

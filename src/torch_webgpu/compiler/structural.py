@@ -96,7 +96,7 @@ def _as_view(x: Tensor, meta: torch.Tensor) -> Tensor:
         return NotImplemented
     if meta.storage_offset() == 0 and tuple(meta.shape) == x.sizes and tuple(meta.stride()) == x.strides:
         return x
-    return x.view(tuple(meta.shape), tuple(meta.stride()), meta.storage_offset())
+    return x.view(tuple(meta.shape), tuple(meta.stride()), int(meta.storage_offset()))
 
 
 structural("_unsafe_view", "reshape", "_reshape_alias", "lift_fresh", "alias", "detach")(_view)

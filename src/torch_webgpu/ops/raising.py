@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, contiguous, copy_into
 from ..recipe import Graph, Tensor, Words, grid, register_error
 from ..registry import lower
 from ..wgsl import BOOL
@@ -39,7 +39,7 @@ def _raise_where(graph: Graph, result: Tensor, bad: Tensor, message: str) -> Ten
     """A copy of ``result``; RuntimeError(message) at the next wait if an element of ``bad`` is true or, of floats, NaN."""
     if bad.dtype is not BOOL and not bad.dtype.is_float:
         raise RuntimeError(f"{graph.op}: the condition must be bool or float, got {bad.dtype.name}")
-    result, bad = _contiguous(graph, result), _contiguous(graph, bad)
+    result, bad = contiguous(graph, result), contiguous(graph, bad)
     out = graph.new(result.sizes, result.dtype)
     if bad.numel == 0:
         copy_into(graph, result, out)
@@ -64,11 +64,3 @@ def _raise_where(graph: Graph, result: Tensor, bad: Tensor, message: str) -> Ten
     args = [("b", bad, "r"), ("e", graph.error_tensor(), "a"), *copied]
     graph.launch("raise_where", args, words, source, grid(max(out.numel, bad.numel), WORKGROUP))
     return out
-
-
-def _contiguous(graph: Graph, t: Tensor) -> Tensor:
-    if t.contiguous:
-        return t
-    copy = graph.new(t.sizes, t.dtype)
-    copy_into(graph, t, copy)
-    return copy
