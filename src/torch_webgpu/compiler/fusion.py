@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..kernels.pointwise import may_overlap
+from ..kernels.pointwise import may_overlap, same_view
 from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Scalar, Tensor, product
@@ -147,19 +147,6 @@ def remap(t: Tensor, produced: Tensor, operand: Tensor) -> Tensor | None:
 # ---------------------------------------------------------------------------------------------------- inlining
 
 
-def same_view(a: Any, b: Any) -> bool:
-    """Whether two tensors have the same elements in the same order (inputs may share a buffer at other offsets)."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return (
-            a.buffer == b.buffer
-            and a.offset == b.offset
-            and a.sizes == b.sizes
-            and a.strides == b.strides
-            and a.dtype is b.dtype
-        )
-    return a is b
-
-
 def dedupe(program: Program, operands: Sequence[Any]) -> tuple[Program, list[Any]]:
     """The program with equal tensor operands taken once."""
     kept: list[Any] = []
@@ -167,7 +154,7 @@ def dedupe(program: Program, operands: Sequence[Any]) -> tuple[Program, list[Any
     place: dict[int, int] = {}
     for i, x in enumerate(operands):
         for j, y in enumerate(kept):
-            if isinstance(x, Tensor) and same_view(x, y):
+            if isinstance(x, Tensor) and isinstance(y, Tensor) and same_view(x, y):
                 place[i] = j
                 break
         else:

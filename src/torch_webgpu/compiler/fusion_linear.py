@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ..kernels.matvec import Dense, Int8, Norm, Weight
+from ..kernels.pointwise import same_view, same_walk
 from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Tensor
 from .conv import Conv
-from .fusion import Flow, dedupe, is_temporary, same_view, stored
+from .fusion import Flow, dedupe, is_temporary, stored
 from .ir import Module, Pointwise, Step
 from .linear import Linear, RmsNorm, weight_tensors
 
@@ -62,12 +63,6 @@ def regroup(t: Tensor, sizes: tuple[int, ...]) -> Tensor | None:
     return t.view(sizes, tuple(view.stride()))
 
 
-def _same_places(a: Tensor, b: Tensor) -> bool:
-    """Whether views of equal sizes have each element at the same place; strides of single elements do not matter."""
-    strides = zip(a.sizes, a.strides, b.strides, strict=True)
-    return a.delta == b.delta and all(s == t for n, s, t in strides if n > 1)
-
-
 def reorder(program: Program, order: list[int]) -> Program:
     """The program with its inputs in another order: new input ``i`` is old input ``order[i]``."""
     place = {old: new for new, old in enumerate(order)}
@@ -87,7 +82,7 @@ def epilogue(layer: Linear | Conv, consumer: Pointwise) -> Linear | Conv | None:
         return None
     (site,) = sites
     whole = regroup(operands[site], sizes)
-    if whole is None or not _same_places(whole, layer.out):
+    if whole is None or whole.delta != layer.out.delta or not same_walk(whole, layer.out):
         return None
     out = regroup(consumer.out, sizes)
     moved = [regroup(x, sizes) if isinstance(x, Tensor) else x for i, x in enumerate(operands) if i != site]
@@ -160,11 +155,12 @@ def join(consumer: Linear, other: Linear) -> Linear | None:
 
 
 def _same_input(a: Linear, b: Linear) -> bool:
-    if not same_view(a.x, b.x) or (a.norm is None) != (b.norm is None):
+    if not same_view(a.x, b.x) or type(a.weights[0]) is not type(b.weights[0]):
         return False
-    if a.norm is not None and b.norm is not None and not (same_view(a.norm.gain, b.norm.gain) and a.norm.eps is b.norm.eps):
-        return False
-    return type(a.weights[0]) is type(b.weights[0])
+    if a.norm is None or b.norm is None:
+        return a.norm is b.norm
+    gains = [norm.gain for norm in (a.norm, b.norm) if norm.gain is not None]
+    return a.norm.eps is b.norm.eps and len(gains) != 1 and all(same_view(gain, gains[0]) for gain in gains)
 
 
 # ---------------------------------------------------------------------------------------------------- siblings

@@ -56,7 +56,7 @@ def plan(lifetimes: Sequence[Lifetime], apart: set[frozenset[Any]], limit: int) 
     offsets: dict[Any, tuple[int, int]] = {}
     for life in sorted(lifetimes, key=lambda t: (t.first, -t.size)):
         size = -(-life.size // ALIGNMENT) * ALIGNMENT
-        for arena in arenas:
+        for index, arena in enumerate(arenas):  # noqa: B007  # which one it was is used below
             if any(frozenset((life.buffer, other.buffer)) in apart for other, _ in arena.placed):
                 continue
             at = _gap(arena, life, size)

@@ -16,7 +16,7 @@ from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..runtime import device
 from ..wgsl import F16, F32, cast
 from . import render
-from .pointwise import same_walk
+from .pointwise import same_view
 from .program import IDENTITY, Program
 from .tuning import BLOCK, Choice, choose
 from .weights import Dense, Int4, Int8, Weight, fault_of, kind_of, narrow_rows, tensors_of
@@ -41,11 +41,6 @@ Extra = Tensor | Scalar | float | int
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
     return a.buffer == b.buffer and a.offset < b.offset + b.extent and b.offset < a.offset + a.extent
-
-
-def _same_view(a: Tensor, b: Tensor) -> bool:
-    """Whether equal indices are equal elements, so that one may replace the other."""
-    return a.dtype is b.dtype and a.offset == b.offset and same_walk(a, b)
 
 
 def _broadcasts(t: Tensor, sizes: tuple[int, ...]) -> bool:
@@ -78,7 +73,7 @@ def _fault(x: Tensor, weights: Sequence[Weight], out: Tensor, extras: Sequence[E
             return f"the norm's gain must be a contiguous float vector of {k} elements, got {norm.gain}"
         operands.append(norm.gain)
     for t in operands:
-        if _overlap(t, out) and (t is x or not _same_view(t, out)):
+        if _overlap(t, out) and (t is x or not same_view(t, out)):
             return f"out {out} overlaps the operand {t} in memory"
     limit = device().limits["maxStorageBuffersPerShaderStage"]
     buffers = len({t.buffer for t in (*operands, out)})

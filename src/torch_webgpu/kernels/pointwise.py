@@ -157,6 +157,11 @@ def same_walk(a: Tensor, b: Tensor) -> bool:
     return a.strides == b.strides or all(s == t for n, s, t in zip(a.sizes, a.strides, b.strides, strict=True) if n > 1)
 
 
+def same_view(a: Tensor, b: Tensor) -> bool:
+    """Whether equal indices are the very same elements (inputs may share a buffer at other offsets)."""
+    return a.buffer == b.buffer and a.offset == b.offset and a.dtype is b.dtype and same_walk(a, b)
+
+
 def may_overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two views of one buffer share elements at different positions (their offsets are in the signature)."""
     if a.buffer != b.buffer or (a.offset == b.offset and same_walk(a, b)):

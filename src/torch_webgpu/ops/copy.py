@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype, same_walk
+from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype, same_view
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..runtime import device
@@ -51,9 +51,7 @@ def _cat(graph: Graph, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 def _repeated(graph: Graph, tensors: Sequence[Tensor], out: Tensor, dim: int) -> bool:
     """One tensor several times over, as elementwise work; False where they are not one."""
     first = tensors[0]
-    if any(
-        t is not first and (t.buffer != first.buffer or t.offset != first.offset or not same_walk(t, first)) for t in tensors
-    ):
+    if not all(t is first or same_view(t, first) for t in tensors):
         return False
     split = (*first.sizes[:dim], len(tensors), *first.sizes[dim:])
     strides = (*out.strides[:dim], out.strides[dim] * first.sizes[dim], *out.strides[dim:])
