@@ -21,7 +21,14 @@ from torch_webgpu.cli.info import _bytes
 
 pytestmark = pytest.mark.once
 
-SCRIPT = "import sys; sys.argv[0] = 'torch-webgpu'; from torch_webgpu.cli import app; app()"
+# SIGINT as at a terminal: a parent that runs in the background may have had it ignored, which children inherit.
+SCRIPT = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[0] = "torch-webgpu"
+from torch_webgpu.cli import app
+app()
+"""
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
