@@ -84,7 +84,7 @@ def on_webgpu(model: Any, length: int, tokens: int, runs: int, detail: bool) -> 
         torch.webgpu.synchronize()  # type: ignore[attr-defined]
         loop += rates(generator.advance, torch.webgpu.synchronize, tokens, 1)  # type: ignore[attr-defined]
     start_stream = time.perf_counter()
-    streamed = list(generator.stream(prompt, tokens))
+    streamed = list(generator.stream(prompt, tokens, eos=()))
     stream = len(streamed) / (time.perf_counter() - start_stream)
     assert generator._step is not None
     plan = generator._step[0].plans[-1]

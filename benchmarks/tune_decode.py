@@ -42,7 +42,8 @@ class Step:
         self.roles: dict[Role, Choice] = {}
         self.overrides: dict[Role, Choice] = {}
         matvec.choose = self._choose  # type: ignore[assignment]
-        self.generator.prefill(torch.arange(1, PROMPT + 1))
+        self.prompt = torch.arange(1, PROMPT + 1)
+        self.generator.prefill(self.prompt)
         self.generator.advance(1)
 
     def _choose(self, *role: Any) -> Choice:
@@ -60,8 +61,7 @@ class Step:
         """Time of a token, the shortest of some runs; tokens follow a short prompt."""
         times = []
         for _ in range(runs + 1):
-            self.generator.cache.rewind()
-            self.generator._count.zero_()
+            self.generator.prefill(self.prompt)
             torch.webgpu.synchronize()  # type: ignore[attr-defined]
             start = time.perf_counter()
             self.generator.advance(self.tokens)
