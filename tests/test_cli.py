@@ -27,14 +27,13 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.argv[0] = "torch-webgpu"
 from torch_webgpu.cli import app
-app()
 """
 
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs ``torch-webgpu`` in a process of its own, with additional environment variables."""
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
+        [sys.executable, "-c", f"{SCRIPT}app()", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "200", **environment},
@@ -49,7 +48,7 @@ def generate(*arguments: str) -> Result:
 
 
 def test_help_needs_no_torch() -> None:
-    code = f"import sys; sys.argv[1:] = ['--help']\n{SCRIPT[:-5]}app(standalone_mode=False); print('torch' in sys.modules)"
+    code = f"import sys; sys.argv[1:] = ['--help']\n{SCRIPT}app(standalone_mode=False); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert "info" in done.stdout and "generate" in done.stdout
     assert done.stdout.split()[-1] == "False"
@@ -222,7 +221,7 @@ def test_interrupt_prints_what_was_generated(
 def test_interrupt_of_a_process(tiny_model: Path) -> None:
     arguments = ("generate", "a b", "--model", str(tiny_model), "--max-new-tokens", "2000")
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"{SCRIPT}app()", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         seen = process.stdout.read(20)  # compiled, and some letters on
