@@ -164,9 +164,9 @@ def on_cuda(model: Any, length: int, tokens: int, runs: int, mode: str) -> dict[
 
     def steps(count: int) -> None:
         layers: list[Any] = cache.layers
-        for layer in layers:
-            layer.cumulative_length.fill_(PROMPT)
         with torch.inference_mode():
+            for layer in layers:
+                layer.cumulative_length.fill_(PROMPT)
             for _ in range(count):
                 state["token"] = step(state["token"]).clone()
 

@@ -248,6 +248,21 @@ def test_laid_out_weights_train_on(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(there.state_dict()[name].cpu(), want, rtol=1e-4, atol=1e-4)
 
 
+def test_sibling_weights_take_their_memory_once() -> None:
+    """What they lay in before is given back: the allocator would keep buffers of a size that nothing else has."""
+    device: Any = torch.get_device_module(DEVICE)
+    layers = [torch.nn.Linear(512, 512 + 256 * i, bias=False).to(DEVICE) for i in range(3)]
+    x = torch.randn(1, 512).to(DEVICE)
+    torch.compile(lambda x: x * 2, backend="webgpu")(x)
+    device.synchronize()
+    device.empty_cache()
+    before, weights = device.memory_reserved(), sum(layer.weight.nbytes for layer in layers)
+    with torch.no_grad():
+        torch.compile(lambda x: [layer(x) for layer in layers], backend="webgpu")(x)
+    assert len({layer.weight.untyped_storage().data_ptr() for layer in layers}) == 1
+    assert device.memory_reserved() - before < weights / 4
+
+
 def test_sibling_groups() -> None:
     graph = fx.Graph()
     x, *ws = (graph.placeholder(n) for n in ("x", "a", "b", "c"))

@@ -1,6 +1,7 @@
 """Weights of linear layers over the same input are laid out one after the other, so that one launch can read them all.
 
-The parameters become views of one buffer; each old buffer is freed as its copy is made, so memory does not double.
+The parameters become views of one buffer. The old buffers go back to the system group by group: nothing else has their
+size, so the allocator would keep them for nothing.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def _pack_group(group: list[list[Any]]) -> bool:
     with torch.no_grad():
         for column in columns:
             _pack(column)
+    torch.get_device_module("webgpu").empty_cache()
     return True
 
 
