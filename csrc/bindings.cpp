@@ -92,8 +92,15 @@ PyObject* py_add_pipeline(PyObject*, PyObject* args) {
   return PyLong_FromUnsignedLong(id);
 }
 
-PyObject* py_set_miss_handler(PyObject*, PyObject* callable) {
-  set_miss_handler(callable);
+PyObject* py_set_miss_handler(PyObject*, PyObject* args) {
+  PyObject *miss, *trace;
+  if (!PyArg_ParseTuple(args, "OO", &miss, &trace)) return nullptr;
+  set_miss_handler(miss, trace);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_verify_recipes(PyObject*, PyObject* on) {
+  set_verifying(PyObject_IsTrue(on));
   Py_RETURN_NONE;
 }
 
@@ -187,7 +194,7 @@ PyObject* py_stats(PyObject*, PyObject*) {
   });
   if (!done) return nullptr;
   Py_DECREF(done);
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "recipes", r.recipes,
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "derived", r.derived, "recipes", r.recipes,
                        "bind_groups", e.bind_groups, "bind_group_misses", e.bind_group_misses, "fallbacks", r.fallbacks,
                        "dispatches", q.dispatches, "submits", e.submits, "readbacks", q.readbacks, "key_ns", r.key_ns,
                        "output_ns", r.output_ns, "record_ns", r.record_ns, "stack_ns", r.stack_ns, "miss_ns", r.miss_ns);
@@ -213,7 +220,9 @@ PyMethodDef methods[] = {
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
     {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},
-    {"set_miss_handler", py_set_miss_handler, METH_O, "the callable that makes recipes"},
+    {"set_miss_handler", py_set_miss_handler, METH_VARARGS,
+     "set_miss_handler(miss, trace): the callables that make recipes"},
+    {"verify_recipes", py_verify_recipes, METH_O, "compare every derived recipe with the one that Python makes"},
     {"register_op", py_register_op, METH_VARARGS, "register_op(namespace, name.overload)"},
     {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},

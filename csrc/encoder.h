@@ -18,6 +18,7 @@ struct Pipeline {
   Handle pipeline, layout;
   uint32_t bindings;       // storage buffers; the uniform follows them
   uint32_t uniform_slots;  // of 256 bytes
+  bool operator==(const Pipeline&) const = default;
 };
 
 // What a binding covers.

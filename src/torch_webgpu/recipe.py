@@ -115,10 +115,11 @@ class Words(_C.WordList):
         elif cls == "f":
             self.f32(name, float(value))
         elif cls == "l":
-            self.u32(name, int(value) & 0xFFFFFFFF)
-            self.words.append((int(value) >> 32) & 0xFFFFFFFF)
+            value = value if isinstance(value, int) else int(value)
+            self.u32(name, value & 0xFFFFFFFF)
+            self.words.append((value >> 32) & 0xFFFFFFFF)
         else:
-            self.u32(name, int(bool(value)) if cls == "b" else int(value))
+            self.u32(name, int(bool(value)) if cls == "b" else value if isinstance(value, int) else int(value))
 
     def random(self, name: str, generator: int, count: int) -> None:
         """Four words: seed and counter offset; ``count`` counters are taken from the generator at each replay."""
