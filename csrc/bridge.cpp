@@ -74,7 +74,8 @@ struct Describer {
     if (!t.defined()) return none();
     long alias = -1;
     bool ours = t.device().type() == c10::DeviceType::PrivateUse1;
-    PyObject *sizes = ours ? extents(t.sizes()) : to_tuple(t.sizes()), *strides = ours ? extents(t.strides()) : to_tuple(t.strides());
+    PyObject *sizes = ours ? extents(t.sizes()) : to_tuple(t.sizes()),
+             *strides = ours ? extents(t.strides()) : to_tuple(t.strides());
     if (ours) {
       const void* storage = t.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
       for (alias = 0; alias < long(storages.size()) && storages[alias] != storage;) alias++;
@@ -210,7 +211,8 @@ Recipe parse_recipe(PyObject* result, std::vector<Hole>* holes) {
     recipe.temps.push_back(parser.number(PyList_GetItem(temps, i), Hole::temp, i));
   }
   PyObject* steps = item(result, 2);
-  for (Py_ssize_t i = 0; steps && i < PyList_Size(steps); i++) recipe.steps.push_back(parser.step(PyList_GetItem(steps, i), i));
+  for (Py_ssize_t i = 0; steps && i < PyList_Size(steps); i++)
+    recipe.steps.push_back(parser.step(PyList_GetItem(steps, i), i));
   recipe.may_fail = item(result, 3) == Py_True;
   if (PyTuple_Size(result) == 6) {
     PyObject* returned = item(result, 5);

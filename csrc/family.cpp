@@ -18,6 +18,7 @@ struct Family {
   std::vector<bool> changing;  // which differed between two calls so far
   std::deque<Template> templates;
   int in_vain = 0;
+  bool by_value = false;
 };
 
 std::unordered_map<uint64_t, std::vector<std::unique_ptr<Family>>> families;
@@ -52,6 +53,11 @@ bool Template::general() const {
     if (symbolic[k] && !pinned[k]) return true;
   }
   return false;
+}
+
+void FamilyKey::add_values() {
+  words.push_back(~uint64_t(0));
+  words.append(values.begin(), values.end());
 }
 
 FamilyKey family_key(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args) {
@@ -103,6 +109,15 @@ void store_template(const FamilyKey& key, Template made) {
   if (!family || !made.general()) return;
   family->templates.push_front(std::move(made));
   if (family->templates.size() > most_templates) family->templates.pop_back();
+}
+
+bool depends_on_values(const FamilyKey& key) {
+  Family* family = find_family(key);
+  return family && family->by_value;
+}
+
+void note_values(const FamilyKey& key) {
+  if (Family* family = find_family(key)) family->by_value = true;
 }
 
 void close_family(const FamilyKey& key) {

@@ -10,7 +10,10 @@
 
 namespace webgpu {
 
-using FamilyKey = BasicSignature<true>;
+// Where a lowering reads numbers that are not part of a signature (floats), calls with the same values are a family.
+struct FamilyKey : BasicSignature<true> {
+  void add_values();
+};
 
 // One traced call.
 struct Template {
@@ -28,6 +31,8 @@ FamilyKey family_key(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> ar
 std::optional<Recipe> derive(const FamilyKey& key);                    // by a trace that fits
 std::optional<std::vector<bool>> what_to_trace(const FamilyKey& key);  // notes a call; none: not worth a trace
 void store_template(const FamilyKey& key, Template made);
+bool depends_on_values(const FamilyKey& key);
+void note_values(const FamilyKey& key);   // from now on it does
 void close_family(const FamilyKey& key);  // its calls are not launches
 void clear_families();
 

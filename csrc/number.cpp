@@ -90,7 +90,9 @@ bool holds(Instruction::Op op, const Number& a, const Number& b) {
   switch (op) {
     case Instruction::eq: write_down({truth ? Instruction::eq : Instruction::ne, left, right}); break;
     case Instruction::ne: write_down({truth ? Instruction::ne : Instruction::eq, left, right}); break;
-    case Instruction::lt: write_down(truth ? Instruction{op, left, right} : Instruction{Instruction::le, right, left}); break;
+    case Instruction::lt:
+      write_down(truth ? Instruction{op, left, right} : Instruction{Instruction::le, right, left});
+      break;
     default: write_down(truth ? Instruction{op, left, right} : Instruction{Instruction::lt, right, left}); break;
   }
   return truth;
@@ -155,9 +157,7 @@ PyObject* divided(PyObject* a, PyObject* b) {
 
 PyObject* negative(PyObject* self) { return to_python(Number(0) - number_in(self)); }
 PyObject* itself(PyObject* self) { return Py_NewRef(self); }
-PyObject* absolute(PyObject* self) {
-  return holds(Instruction::lt, number_in(self), 0) ? negative(self) : Py_NewRef(self);
-}
+PyObject* absolute(PyObject* self) { return holds(Instruction::lt, number_in(self), 0) ? negative(self) : Py_NewRef(self); }
 int truth(PyObject* self) { return number_in(self) != 0; }
 
 PyObject* as_float(PyObject* self) { return PyFloat_FromDouble(double(number_in(self).pin())); }

@@ -48,7 +48,8 @@ std::string operator_name(const void* op) { return toString(static_cast<const c1
 
 PyObject* call_python(PyObject* handler, const c10::OperatorHandle& op, PyObject* described) {
   auto& name = op.operator_name();
-  return described ? PyObject_CallFunction(handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described) : nullptr;
+  return described ? PyObject_CallFunction(handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described)
+                   : nullptr;
 }
 
 // Asks Python for the recipe. Runs without the device lock, takes the GIL.
@@ -109,22 +110,25 @@ EntryPtr make_entry(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arg
   FamilyKey key = family_key(op, args);
   auto entry = std::make_shared<Entry>();
   std::optional<std::vector<bool>> symbolic;
+  bool by_value = specialised;
   {
     Lock lock(device_mutex());
-    auto recipe = specialised ? std::nullopt : derive(key);
-    if (recipe) {
+    by_value = by_value || depends_on_values(key);
+    if (by_value) key.add_values();
+    if (auto recipe = derive(key)) {
       stats.derived++;
       entry->recipe = std::move(*recipe);
       lock.unlock();
       if (C10_UNLIKELY(verifying)) verify(op, args, entry->recipe);
       return entry;
     }
-    if (!specialised) symbolic = what_to_trace(key);
+    symbolic = what_to_trace(key);
     stats.misses++;
   }
   ensure_device();
   if (symbolic) {
-    if (auto made = trace_python(op, args, key, std::move(*symbolic))) {
+    auto made = trace_python(op, args, key, std::move(*symbolic));
+    if (made && (by_value || made->recipe.kind == Recipe::Kind::launch)) {
       if (C10_UNLIKELY(verifying)) verify(op, args, made->recipe);
       entry->recipe = made->recipe;
       Lock lock(device_mutex());
@@ -133,8 +137,10 @@ EntryPtr make_entry(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arg
     }
   }
   entry = ask_python(op, args, redispatch);
-  if (entry->recipe.kind != Recipe::Kind::launch) {
-    Lock lock(device_mutex());
+  Lock lock(device_mutex());
+  if (entry->recipe.kind == Recipe::Kind::specialise) {
+    if (!by_value) note_values(key);
+  } else if (entry->recipe.kind != Recipe::Kind::launch) {
     close_family(key);
   }
   return entry;

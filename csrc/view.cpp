@@ -18,8 +18,8 @@ struct View {
   PyObject *buffer, *dtype, *sizes, *strides;
   Number delta, offset;
   bool wrapped;
-  int8_t contiguous;      // -1: not known yet
-  bool measured;          // whether the following two are known
+  int8_t contiguous;  // -1: not known yet
+  bool measured;      // whether the following two are known
   Number extent, numel;
 };
 
@@ -265,7 +265,8 @@ PyObject* bind(PyObject*, PyObject* args) {
     PyObject* slot = PyDict_SetDefault(slots, v->buffer, next);  // borrowed
     PyObject *itemsize = PyObject_GetAttr(v->dtype, name_itemsize), *code = PyObject_GetAttr(v->dtype, name_code);
     if (slot && itemsize && code) {
-      PyList_SET_ITEM(operands, i, Py_BuildValue("(OlNNO)", slot, v->ref, to_python(v->delta), to_python(extent(v)), itemsize));
+      PyList_SET_ITEM(operands, i,
+                      Py_BuildValue("(OlNNO)", slot, v->ref, to_python(v->delta), to_python(extent(v)), itemsize));
       PyTuple_SET_ITEM(signature, i, PyTuple_Pack(3, slot, code, PyTuple_GET_ITEM(arg, 2)));
     }
     Py_DECREF(next);

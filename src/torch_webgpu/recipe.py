@@ -6,7 +6,7 @@ did is handed to the native core as plain tuples and replayed there without Pyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _C, runtime, wgsl
@@ -26,6 +26,22 @@ def product(sizes: Sequence[int]) -> int:
     n = 1
     for size in sizes:
         n *= size
+    return n
+
+
+def spans(size: int, step: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of pieces of ``step``, the last one possibly shorter; unlike ``range`` it takes symbols."""
+    start = 0
+    while start < size:
+        yield start, min(step, size - start)
+        start += step
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less."""
+    n = 1
+    while n < least:
+        n *= 2
     return n
 
 

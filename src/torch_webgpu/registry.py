@@ -181,7 +181,7 @@ def trace(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
         results = apply(
             graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)]
         )
-        if results is NotImplemented or isinstance(results, str) or graph.specialised:
+        if results is NotImplemented or isinstance(results, str):
             return None
         return graph.finish(results)
     except Exception:  # whatever it is, the call itself raises it

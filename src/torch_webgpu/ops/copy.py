@@ -68,9 +68,7 @@ def as_words(t: Tensor, row: int) -> tuple[Tensor, int] | None:
     if not t.contiguous or bytes_ % 4 or not t.aligned(4):
         return None
     size = t.dtype.itemsize
-    words = Tensor(
-        t.ref, t.buffer, I32, (t.numel * size // 4,), (1,), t.delta * size // 4, t.offset * size // 4
-    )
+    words = Tensor(t.ref, t.buffer, I32, (t.numel * size // 4,), (1,), t.delta * size // 4, t.offset * size // 4)
     return words, bytes_ // 4
 
 
