@@ -1,6 +1,11 @@
 #include "allocator.h"
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Winterference-size"  // in PyTorch's header
+#endif
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <algorithm>
 #include <unordered_map>
@@ -93,6 +98,25 @@ struct Allocator final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { reset_peak_memory_stats(); }
+  // Virtual in newer versions of PyTorch only.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "WebGPU does not tell how much memory a device has or has left; torch.webgpu.memory_allocated() "
+        "and memory_reserved() count what this process uses");
+  }
+};
+
+// PyTorch calls it without asking whether there is one. Host memory is plain (see Hooks): nothing is cached or counted.
+struct HostAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return c10::GetCPUAllocator()->raw_deleter(); }
+  void copy_data(void* dst, const void* src, size_t bytes) const override { memcpy(dst, src, bytes); }
+  bool record_event(void*, void*, c10::Stream) override { return false; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
 };
 }  // namespace
 
@@ -164,7 +188,9 @@ void reset_peak_memory_stats() {
 }
 
 static Allocator the_allocator(false), results(true);
+static HostAllocator host_allocator;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &the_allocator)
+REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, &host_allocator)
 
 c10::Allocator* allocator() { return &the_allocator; }
 c10::Allocator* result_allocator() { return &results; }
