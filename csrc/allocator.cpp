@@ -29,8 +29,10 @@ constexpr uint64_t small_limit = granule * 64;
 std::vector<Block*>& free_list(uint64_t size) { return size <= small_limit ? small_pool[size / granule - 1] : pool[size]; }
 
 void release(Block* block) {
-  api.buffer_destroy(block->buffer);
-  api.buffer_release(block->buffer);
+  if (block->generation == device_generation()) {  // else it went with its device
+    api.buffer_destroy(block->buffer);
+    api.buffer_release(block->buffer);
+  }
   stats.reserved -= block->size;
   stats.blocks--;
   delete block;
@@ -149,7 +151,7 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
       buffer = create(size);
     }
     if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");
-    block = new Block{buffer, size, next_id++};
+    block = new Block{buffer, size, next_id++, device_generation()};
     stats.reserved += size;
     stats.blocks++;
     stats.created++;
@@ -163,17 +165,26 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
 void free_block(Block* block) {
   Lock lock(device_mutex());
   stats.allocated -= block->size;
+  if (block->generation != device_generation()) return release(block);
   free_list(block->size).push_back(block);
 }
+
+namespace {
+void release_cached() {
+  for (auto& list : small_pool) release_list(list);
+  for (auto& entry : pool) release_list(entry.second);
+  pool.clear();
+}
+}  // namespace
+
+void forget_blocks() { release_cached(); }
 
 void empty_cache() {
   if (device_inherited()) return;
   Lock lock(device_mutex());
   flush();
   drop_bind_groups();  // they hold references to the buffers
-  for (auto& list : small_pool) release_list(list);
-  for (auto& entry : pool) release_list(entry.second);
-  pool.clear();
+  release_cached();
 }
 
 MemoryStats memory_stats() {

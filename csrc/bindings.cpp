@@ -63,6 +63,14 @@ PyObject* py_attach(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* py_detach(PyObject*, PyObject*) {
+  bool detached = false;
+  PyObject* done = guarded([&] { detached = detach_device(); });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return PyBool_FromLong(detached);
+}
+
 PyObject* py_callbacks(PyObject*, PyObject*) {
   return Py_BuildValue("KK", reinterpret_cast<unsigned long long>(&on_uncaptured_error),
                        reinterpret_cast<unsigned long long>(&on_device_lost));
@@ -218,6 +226,7 @@ PyObject* py_drain(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"attach", py_attach, METH_VARARGS,
      "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
+    {"detach", py_detach, METH_NOARGS, "forgets a lost device; whether there was one"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
     {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},

@@ -54,6 +54,9 @@ void drain();
 // Forgets all bind groups; they hold references to buffers. Drains first.
 void drop_bind_groups();
 
+// Forgets what was made with a lost device.
+void forget_encoded();
+
 struct EncoderStats {
   uint64_t submits, bind_groups, bind_group_misses;
 };

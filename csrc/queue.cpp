@@ -188,6 +188,13 @@ void flush() {
   submit_batch(batch);
 }
 
+void forget_commands() {
+  batch.clear();
+  staging_pool.clear();
+  if (errors_block) free_block(std::exchange(errors_block, nullptr));
+  errors_expected = false;
+}
+
 HoldSubmits::HoldSubmits() { held++; }
 HoldSubmits::~HoldSubmits() { held--; }
 
@@ -237,6 +244,7 @@ void record_upload(const Block& dst, uint64_t offset, const void* data, uint64_t
 void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  dst.require();
   if (bytes <= small_upload) return record_upload(dst, offset, data, bytes);
   submit_batch_now(batch);  // a queue write runs before commands that are recorded but not submitted
   if (device_lost()) raise_errors("");
@@ -252,6 +260,7 @@ void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t b
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  src.require();
   readbacks++;
   for (uint64_t done = 0; done < bytes;) {
     uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
@@ -278,11 +287,13 @@ struct PendingRead {
   uint64_t skip, bytes, span;
   bool check;
   Mapping mapping;
+  uint32_t generation = device_generation();
   uint64_t copied() const { return span + (check ? 16 : 0); }
 };
 
 PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes, bool check) {
   Lock lock(device_mutex());
+  src.require();
   readbacks++;
   uint64_t first = offset & ~uint64_t(3), span = ((offset + bytes + 3) & ~uint64_t(3)) - first;
   auto* pending = new PendingRead{take_staging(span + 16), offset - first, bytes, span, check && errors_expected, {}};
@@ -295,7 +306,7 @@ PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes, bool 
 
 bool read_ready(PendingRead* pending) {
   Lock lock(device_mutex());
-  if (device_lost()) return true;  // finish_read raises
+  if (device_lost() || pending->generation != device_generation()) return true;  // finish_read raises
   drain();
   if (!pending->mapping.answer) pending->mapping = start_mapping(pending->staging, pending->copied());
   poll(pending->mapping);
@@ -313,6 +324,7 @@ void abandon(PendingRead& pending) {
 void finish_read(PendingRead* owned, void* data) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
+  if (pending->generation != device_generation()) raise_gone();
   drain();
   if (has_errors()) {
     abandon(*pending);
@@ -331,7 +343,7 @@ void finish_read(PendingRead* owned, void* data) {
 void drop_read(PendingRead* owned) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
-  if (device_inherited()) return;  // after a fork: the buffers are the parent's
+  if (device_inherited() || pending->generation != device_generation()) return;  // the buffers are not ours, or gone
   if (pending->check) errors_expected = true;
   drain();  // the copy must be submitted before its buffer may go
   abandon(*pending);
@@ -340,6 +352,8 @@ void drop_read(PendingRead* owned) {
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  src.require();
+  dst.require();
   record_copy(src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
 }
 

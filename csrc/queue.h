@@ -21,6 +21,8 @@ void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint
                      const uint32_t* groups);
 // Hands what is recorded to the encoder.
 void flush();
+// Forgets what was recorded for a lost device, and what was made with it.
+void forget_commands();
 // While one lives, a batch is handed over only when its uniform slots are used up, or by flush(). Needs the device lock.
 struct HoldSubmits {
   HoldSubmits();

@@ -137,6 +137,20 @@ def stream(stream: torch.Stream | None) -> Iterator[None]:
     yield
 
 
+def reset() -> None:
+    """Opens the device anew after it was lost (a driver reset); does nothing to a device that works.
+
+    Tensors made before are gone: using one raises ``DeviceLostError``. Compiled functions go on with new tensors.
+
+    Raises:
+        NoAdapterError: there is no adapter any more.
+        DeviceLostError: in a process that was forked from one with an open device.
+    """
+    from .runtime import reopen
+
+    reopen()
+
+
 def empty_cache() -> None:
     """Gives cached buffers back to the system."""
     _C.empty_cache()
