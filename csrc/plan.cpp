@@ -22,6 +22,7 @@ struct Plans {
   std::string name;
   PyObject* miss;
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Entry>>> entries;
+  uint32_t generation = device_generation();
 };
 
 namespace {
@@ -67,7 +68,7 @@ std::shared_ptr<Entry> ask_python(Plans& plans, at::ArrayRef<c10::IValue> args) 
 
 PyObject* make_plans(const std::string& name, PyObject* miss) {
   Py_INCREF(miss);
-  return PyCapsule_New(new Plans{name, miss, {}}, capsule_name, free_plans);
+  return PyCapsule_New(new Plans{name, miss, {}, device_generation()}, capsule_name, free_plans);
 }
 
 Plans* plans_of(PyObject* capsule) { return static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name)); }
@@ -78,6 +79,10 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
   Lock lock(device_mutex());
+  if (plans.generation != device_generation()) {  // the pipelines went with their device
+    plans.entries.clear();
+    plans.generation = device_generation();
+  }
   auto entry = find(plans, hash, signature);
   watch.lap(stats.key_ns);
   if (!entry) {
