@@ -14,6 +14,10 @@ from graphs import FLOATS, Builder, Rejected, Value, magnitude
 WIDTHS = (8, 16, 32, 33, 64, 96)
 
 
+def _float(b: Builder) -> torch.dtype:
+    return b.choose([dtype for dtype in FLOATS if dtype in b.dtypes])  # type: ignore[no-any-return]
+
+
 def _features(b: Builder) -> Value:
     """A float tensor with few rows of a width that kernels like, new or one of those there are."""
     if b.chance(2):
@@ -21,7 +25,7 @@ def _features(b: Builder) -> Value:
     sizes = b.choose(
         ((1, 16), (1, 1, 16), (2, 8), (1, 32), (3, 16), (2, 3, 8), (1, 64), (17, 8), (33, 16), (1, 1, 96), (5, 33))
     )
-    return b.new_input(sizes, b.choose(FLOATS))
+    return b.new_input(sizes, _float(b))
 
 
 def _weighted(b: Builder, x: Value, n: int, bias: bool = False) -> Any:
@@ -104,7 +108,7 @@ def rotary(b: Builder) -> Any:
 def attention(b: Builder) -> Any:
     """Grouped queries, masks, a single query."""
     heads, groups = b.choose(((2, 1), (2, 2), (4, 2)))
-    queries, keys, width, dtype = b.choose((1, 3)), b.choose((3, 5)), b.choose((8, 4)), b.choose(FLOATS)
+    queries, keys, width, dtype = b.choose((1, 3)), b.choose((3, 5)), b.choose((8, 4)), _float(b)
     q = b.new_input((1, heads, queries, width), dtype)
     k, v = (b.new_input((1, groups, keys, width), dtype) for _ in range(2))
     q, k = b.call(torch.mul, q, 0.5), b.call(torch.mul, k, 0.5)
@@ -177,7 +181,7 @@ def normed(b: Builder) -> Any:
 def written_out(b: Builder) -> Any:
     """Attention of single ops, as models write it."""
     heads, queries, keys, width = b.choose((2, 3)), b.choose((1, 3)), b.choose((3, 5)), b.choose((8, 4))
-    dtype = b.choose(FLOATS)
+    dtype = _float(b)
     x = b.new_input((1, queries, heads * width), dtype)
     q = b.call("transpose", b.call("view", x, (1, queries, heads, width)), 1, 2)
     k, v = (b.new_input((1, heads, keys, width), dtype) for _ in range(2))
@@ -204,7 +208,7 @@ def written_out(b: Builder) -> Any:
 
 def cached(b: Builder) -> Any:
     """A step with a static cache: keys and values are written at a place, one query looks at all before it."""
-    groups, repeats, slots, width, dtype = b.choose((1, 2)), b.choose((1, 2)), b.choose((4, 6)), 8, b.choose(FLOATS)
+    groups, repeats, slots, width, dtype = b.choose((1, 2)), b.choose((1, 2)), b.choose((4, 6)), 8, _float(b)
     keys, values = (b.new_input((1, groups, slots, width), dtype) for _ in range(2))
     count = b.choose((1, 1, 2))
     at = b.call(torch.remainder, b.new_input((1,), torch.int64), slots - 1)
@@ -224,7 +228,7 @@ def spatial(b: Builder) -> Any:
     """Convolutions with what moves into them, and pooling."""
     lines = b.choose((2, 2, 1))
     channels, groups = b.choose(((4, 1), (4, 2), (3, 1), (4, 4), (1, 1)))
-    dtype = b.choose((torch.float32, *FLOATS))
+    dtype = _float(b)
     x = b.new_input((b.choose((1, 2)), channels, *((5, 4), (6,))[lines == 1]), dtype)
     if b.chance(4):
         x = b.call(F.pad, x, b.choose(((1, 1), (0, 2), (1, 0))))
