@@ -54,7 +54,7 @@ void drain();
 void drop_bind_groups();
 
 struct EncoderStats {
-  uint64_t submits, bind_groups, bind_group_misses;
+  uint64_t submits, dispatches, bind_groups, bind_group_misses;
 };
 EncoderStats encoder_stats();
 
