@@ -121,18 +121,18 @@ def _changed(name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
 
 @pytest.mark.parametrize(
     "change",
-    [_changed("_sources", "other sources"), _changed("_environment", ["another device"]), _changed("_modes", ["other"])],
+    [_changed("_sources", "other sources"), _changed("environment", ["another device"]), _changed("modes", ["other"])],
     ids=["version", "device", "modes"],
 )
 def test_another_environment_misses(folder: Path, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     x = torch.ones(3, device="webgpu")
     assert not compiled_call(lambda x: x * 2 + 1, x)[1]
-    plan_cache._environment.cache_clear()
+    plan_cache.environment.cache_clear()
     change(monkeypatch)
     assert not compiled_call(lambda x: x * 2 + 1, x)[1]
     assert len(entries(folder)) == 2
     monkeypatch.undo()
-    plan_cache._environment.cache_clear()
+    plan_cache.environment.cache_clear()
 
 
 def test_the_key_covers_graph_inputs_and_level(folder: Path) -> None:

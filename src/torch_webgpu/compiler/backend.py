@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from .passes import fuse
 from .patterns import rewrite
 from .prepare import AliasPattern, NotTraceableError, alias_pattern, may_mutate, overlap, prepare, takes_storage_offsets
 from .resident import CpuResident, lives_on_cpu
-from .siblings import lay_out_siblings
+from .siblings import Siblings, find, pack
 from .structural import handler_of, key_of
 
 log = logging.getLogger("torch_webgpu.compiler")
@@ -150,12 +151,13 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any], level: str)
         resident = CpuResident(prepare(module), example_inputs, partial(_compile_for_device, level=level))
         return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap
     prepared, names = prepare(module), _input_names(module)
-    expected = alias_pattern(example_inputs)
+    expected, siblings = alias_pattern(example_inputs), find(module)
     entry = plan_cache.key_of(prepared, example_inputs, level)
-    compile_graph = partial(_compile_for_device, prepared, level=level, names=names, entry=entry)
+    compile_graph = partial(_compile_for_device, prepared, level=level, names=names, entry=entry, siblings=siblings)
     stored = plan_cache.stored(entry, compile_graph)
     if stored is not None:
         compiled.append(stored)
+        stored.traced = _traced()
         run = _unboxed(stored)
     else:
         run = compile_graph(example_inputs)
@@ -163,8 +165,13 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any], level: str)
             # AOTAutograd would take the views of the one base that it makes of such inputs.
             raise NotTraceableError("views of inputs that overlap are returned, and such inputs written")
     if level == "full":  # after tracing, which has noted where the parameters lie; plans are made at the first call
-        lay_out_siblings(module, example_inputs)
+        pack(siblings, example_inputs)
     return _guarded(prepared, expected, run)
+
+
+def _traced() -> list[CodeType]:
+    """The code that Dynamo traced to the graph that is compiled now."""
+    return list(TracingContext.get_traced_code() or ())
 
 
 def _unboxed(graph: CompiledGraph) -> Callable[..., Any]:
@@ -177,6 +184,7 @@ def _compile_for_device(
     level: str,
     names: Sequence[str] = (),
     entry: str | None = None,
+    siblings: Siblings = [],  # noqa: B006 - never changed
 ) -> Callable[..., Any]:
     def compile_backward(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
         return _compile(graph, level)
@@ -185,10 +193,10 @@ def _compile_for_device(
         return _compile(graph, level, names, _views_of_inputs() or ())
 
     def compile_inference(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        keep = plan_cache.keeper(entry, graph, module) if entry is not None else None
+        keep = plan_cache.keeper(entry, graph, module, siblings) if entry is not None else None
         made = compile_forward(graph, inputs)
-        if made.self_contained:
-            made.on_plan = keep
+        if keep is not None and made.self_contained:
+            made.on_plan, made.entry, made.traced = keep, entry, _traced()
         return made
 
     run: Callable[..., Any] = aot_autograd(

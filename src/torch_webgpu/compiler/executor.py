@@ -8,6 +8,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class CompiledGraph:
         free: see ``patterns.rewrite``.
         reasons: why it, or an op of it, does not run as a plan.
         parts: the graphs that it was split into.
+        entry: name of the graph's entry on disk, if its plans are kept there.
+        traced: the code that Dynamo traced to it, where it has an entry.
         on_plan: told of each plan, and what it was made for.
     """
 
@@ -82,6 +85,8 @@ class CompiledGraph:
         self.name = f"compiled graph {next(_numbers)}"
         self.plans: list[Plan] = []
         self.inputs: list[str] = []
+        self.entry: str | None = None
+        self.traced: list[CodeType] = []
         self.free: Collection[int] = ()
         self.reasons: list[str] = []
         self.parts: list[CompiledGraph] = []

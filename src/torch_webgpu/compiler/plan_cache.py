@@ -30,6 +30,7 @@ from ..kernels import tuning
 from ..wgsl import DType
 from .executor import CompiledGraph, record_call
 from .plan import Dispatch, Plan
+from .siblings import Siblings, pack
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,11 @@ def bypassed() -> Iterator[None]:
         _bypassed = before
 
 
+def in_use() -> bool:
+    """Whether plans are read and written at all."""
+    return not _bypassed and disk_cache.folder() is not None
+
+
 class _UncacheableError(Exception):
     """Something in a graph or call has no stable name."""
 
@@ -62,16 +68,16 @@ def key_of(module: fx.GraphModule, inputs: Sequence[Any], level: str) -> str | N
     It depends on all that the plan does: the graph and its inputs' metadata, PyTorch's modes, the versions and sources of
     PyTorch and this package, the device, its driver, limits and features, the fusion level, and measured kernel shapes.
     """
-    if _bypassed or disk_cache.folder() is None:
+    if not in_use():
         return None
     if torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
         return None
     try:
-        facts = [_environment(), _modes(), level, _graph(module), _inputs(inputs)]
+        facts = [environment(), modes(), level, _graph(module), _inputs(inputs)]
     except _UncacheableError as e:
         log.debug("a graph is not cached: %s", e)
         return None
-    return disk_cache.digest(json.dumps(facts))
+    return "graph-" + disk_cache.digest(json.dumps(facts))
 
 
 @cache
@@ -86,7 +92,8 @@ def _sources() -> str:
 
 
 @cache
-def _environment() -> list[Any]:
+def environment() -> list[Any]:
+    """What plans depend on besides the program: versions and sources, the device, measurements."""
     device = runtime.device()
     adapter = device.adapter
     measured = tuning.user_file()
@@ -104,7 +111,7 @@ def _environment() -> list[Any]:
     ]
 
 
-def _modes() -> list[Any]:
+def modes() -> list[Any]:
     """What changes the meaning of a graph from outside of it."""
     devices = ("cpu", "webgpu")
     return [
@@ -193,7 +200,9 @@ def _sizes(values: Sequence[Any]) -> list[Any]:
 # ---------------------------------------------------------------------------------------------------- entries
 
 
-def keeper(name: str, graph: fx.GraphModule, dynamo: torch.nn.Module) -> Callable[[tuple[Any, ...], Plan], None] | None:
+def keeper(
+    name: str, graph: fx.GraphModule, dynamo: torch.nn.Module, siblings: Siblings
+) -> Callable[[tuple[Any, ...], Plan], None] | None:
     """While AOTAutograd compiles an inference graph: what stores the graph's plans as they are made. None where a call needs
     more than the plan."""
     context = TracingContext.try_get()
@@ -217,7 +226,7 @@ def keeper(name: str, graph: fx.GraphModule, dynamo: torch.nn.Module) -> Callabl
         return None
     if not plain or not _same_signature(graph, dynamo):
         return None
-    return lambda metas, plan: _keep(name, metas, plan, written)
+    return lambda metas, plan: _keep(name, metas, plan, {"written": written, "siblings": siblings})
 
 
 def _same_signature(graph: fx.GraphModule, dynamo: fx.GraphModule) -> bool:
@@ -249,13 +258,13 @@ def _signature(metas: Sequence[Any]) -> list[Any]:
 
 
 def _plan_name(graph: str, metas: Sequence[Any]) -> str:
-    return disk_cache.digest(json.dumps([graph, _signature(metas)]))
+    return "plan-" + disk_cache.digest(json.dumps([graph, _signature(metas)]))
 
 
 _FIELDS = frozenset(("pipelines", "errors", "outputs", "arenas", "steps", "may_fail", "returned", "dispatches", "counts"))
 
 
-def _keep(graph: str, metas: Sequence[Any], plan: Plan, written: list[int]) -> None:
+def _keep(graph: str, metas: Sequence[Any], plan: Plan, about: dict[str, Any]) -> None:
     """Stores a plan, and that its graph has some."""
     outputs, arenas, steps, may_fail, specialised, returned = plan.recipe
     if specialised:
@@ -276,7 +285,7 @@ def _keep(graph: str, metas: Sequence[Any], plan: Plan, written: list[int]) -> N
     }
     try:
         if disk_cache.store(_plan_name(graph, metas), entry):
-            disk_cache.store(graph, {"written": written})
+            disk_cache.store(graph, about)
     except (TypeError, ValueError) as e:
         log.debug("a plan is not cached: %s", e)
 
@@ -300,29 +309,34 @@ def _plan_of(entry: dict[str, Any]) -> Plan:
     return Plan(recipe_of_plan, dispatches, tuple(entry["arenas"]), count, ["from disk"], temporaries, peak)
 
 
-class _MismatchError(Exception):
-    """There is no usable entry for this call."""
+class NoPlanError(Exception):
+    """There is no usable plan for a call."""
 
 
 class StoredGraph(CompiledGraph):
     """A graph with plans on disk; it is compiled only for calls that have none there."""
 
     def __init__(
-        self, name: str, written: Sequence[int], compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]
+        self, name: str, about: dict[str, Any], compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]
     ) -> None:
         """
         Args:
             name: of the graph's entry.
-            written: the inputs whose version a call counts up.
+            about: the entry: the inputs whose version a call counts up (``written``), and which are laid out together.
             compile_graph: makes the callable that does the graph's work, of example inputs, for their sizes alone.
         """
         self._start()
-        self._entry, self._written, self._compile = name, written, compile_graph
+        self.entry: str = name
+        self._written, self._siblings, self._compile = list(about["written"]), about["siblings"], compile_graph
         self._instead: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the call's numbers, on which its sizes depend
 
     @property
     def self_contained(self) -> bool:
         return True
+
+    def lay_out(self, inputs: Sequence[Any]) -> None:
+        """Lays weights out as the plans expect them."""
+        pack(self._siblings, inputs)
 
     def all_inputs(self, args: Sequence[Any]) -> list[Any]:
         return list(args)
@@ -344,7 +358,7 @@ class StoredGraph(CompiledGraph):
             return results
         try:
             found = _C.run_plans(self._handle, list(args), times)
-        except (_MismatchError, ShaderError, LimitError) as e:
+        except (NoPlanError, ShaderError, LimitError) as e:
             log.debug("%s is compiled after all: %s", self.name, e)
             self._instead[_numbers(args)] = self._compile(args)
             return self.run(args, times)
@@ -353,14 +367,14 @@ class StoredGraph(CompiledGraph):
         return list(found)
 
     def _plan(self, metas: tuple[Any, ...]) -> Any:
-        name = _plan_name(self._entry, metas)
+        name = _plan_name(self.entry, metas)
         entry = disk_cache.load(name)
         if not isinstance(entry, dict) or not entry.keys() >= _FIELDS:
-            raise _MismatchError("no plan for these inputs")
+            raise NoPlanError("no plan for these inputs")
         try:
             plan = _plan_of(entry)
         except (KeyError, TypeError, ValueError, IndexError) as e:
-            raise _MismatchError(f"the entry is malformed ({type(e).__name__}: {e})") from e
+            raise NoPlanError(f"the entry is malformed ({type(e).__name__}: {e})") from e
         log.debug("%s: %d dispatches from disk", self.name, len(plan.dispatches))
         self.plans.append(plan)
         return plan.recipe
@@ -373,6 +387,6 @@ def _numbers(args: Sequence[Any]) -> tuple[int, ...]:
 def stored(name: str | None, compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]) -> StoredGraph | None:
     """The graph of an entry, where there is one."""
     entry = None if name is None else disk_cache.load(name)
-    if name is None or not isinstance(entry, dict) or not isinstance(entry.get("written"), list):
+    if name is None or not isinstance(entry, dict) or not entry.keys() >= {"written", "siblings"}:
         return None
-    return StoredGraph(name, entry["written"], compile_graph)
+    return StoredGraph(name, entry, compile_graph)
