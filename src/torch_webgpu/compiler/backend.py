@@ -154,7 +154,9 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any], level: str)
     expected, siblings = alias_pattern(example_inputs), find(module)
     entry = plan_cache.key_of(prepared, example_inputs, level)
     compile_graph = partial(_compile_for_device, prepared, level=level, names=names, entry=entry, siblings=siblings)
-    stored = plan_cache.stored(entry, compile_graph)
+    # A graph whose sizes change is compiled: plans of other sizes than those on disk then cost little.
+    changing = any(isinstance(x, torch.SymInt) for x in example_inputs)
+    stored = None if changing else plan_cache.stored(entry, compile_graph)
     if stored is not None:
         compiled.append(stored)
         stored.traced = _traced()

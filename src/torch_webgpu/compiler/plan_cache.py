@@ -314,7 +314,7 @@ class NoPlanError(Exception):
 
 
 class StoredGraph(CompiledGraph):
-    """A graph with plans on disk; it is compiled only for calls that have none there."""
+    """A graph with plans on disk; it is compiled only where a call has none there."""
 
     def __init__(
         self, name: str, about: dict[str, Any], compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]
@@ -323,12 +323,12 @@ class StoredGraph(CompiledGraph):
         Args:
             name: of the graph's entry.
             about: the entry: the inputs whose version a call counts up (``written``), and which are laid out together.
-            compile_graph: makes the callable that does the graph's work, of example inputs, for their sizes alone.
+            compile_graph: makes the callable that does the graph's work, of example inputs.
         """
         self._start()
         self.entry: str = name
         self._written, self._siblings, self._compile = list(about["written"]), about["siblings"], compile_graph
-        self._instead: dict[tuple[int, ...], Callable[..., Any]] = {}  # by the call's numbers, on which its sizes depend
+        self._instead: Callable[..., Any] | None = None
 
     @property
     def self_contained(self) -> bool:
@@ -344,23 +344,23 @@ class StoredGraph(CompiledGraph):
     def __call__(self, args: list[Any]) -> list[Any]:
         inputs = list(args)
         results = self.run(args)
-        if _numbers(inputs) not in self._instead:  # else what was compiled has done this
+        if self._instead is None:  # else what was compiled has done this
             torch.autograd.graph.increment_version([inputs[i] for i in self._written])
             record_call(self, inputs)
         return results
 
     def run(self, args: list[Any], times: int = 1) -> list[Any]:
         """Replays the plan ``times`` times; the results are those of the last."""
-        instead = self._instead.get(_numbers(args))
-        if instead is not None:
+        if self._instead is not None:
             for _ in range(times):
-                results = list(instead(*args))
+                results = list(self._instead(*args))
             return results
         try:
             found = _C.run_plans(self._handle, list(args), times)
         except (NoPlanError, ShaderError, LimitError) as e:
             log.debug("%s is compiled after all: %s", self.name, e)
-            self._instead[_numbers(args)] = self._compile(args)
+            disk_cache.remove(self.entry)  # so that the next process makes what is missing
+            self._instead = self._compile(args)
             return self.run(args, times)
         args.clear()
         assert found is not None
@@ -378,10 +378,6 @@ class StoredGraph(CompiledGraph):
         log.debug("%s: %d dispatches from disk", self.name, len(plan.dispatches))
         self.plans.append(plan)
         return plan.recipe
-
-
-def _numbers(args: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(a for a in args if isinstance(a, int))
 
 
 def stored(name: str | None, compile_graph: Callable[[Sequence[Any]], Callable[..., Any]]) -> StoredGraph | None:

@@ -60,6 +60,9 @@ _NO_MEMBERS = frozenset((
 _NOTES = ("_webgpu_", "_dynamo_", "_torchdynamo_wrapper_id")  # this package's and Dynamo's own notes on objects
 
 
+_SEQUENCES = (list, collections.deque)  # those that can change
+
+
 class UndescribableError(Exception):
     """Something whose state cannot be told."""
 
@@ -90,9 +93,10 @@ class ProgramState:
         self._kept: list[Any] = []  # lest an identity is used twice
         self._watched: list[tuple[Any, tuple[Any, ...]]] = []
         self._objects: list[tuple[dict[str, Any], tuple[Any, ...]]] = []
+        self._scopes: list[tuple[dict[str, Any], list[str], list[Any]]] = []
         self._ignored = frozenset(ignored)
         self._parts: list[str] = []
-        self._followed: set[tuple[int, str]] = set()
+        self._followed: set[tuple[int, frozenset[str]]] = set()
         self._all(roots)
         self.digest = hashlib.sha256("\n".join(self._parts).encode()).hexdigest()
         self._parts, self._numbers = [], {}
@@ -102,16 +106,14 @@ class ProgramState:
         return self._places.get(id(tensor))
 
     def intact(self) -> bool:
-        """Whether every container and object still holds what it held."""
+        """Whether every container, object, class and name still holds what it held (quick: a walk is not)."""
         for container, values in self._watched:
-            now = container.values() if isinstance(container, dict) else container
-            if len(now) != len(values) or not all(map(operator.is_, now, values)):
+            if not _same(container if isinstance(container, _SEQUENCES) else container.values(), values):
                 return False
         for attributes, values in self._objects:
-            now = [v for k, v in attributes.items() if not self._skipped(k)]
-            if len(now) != len(values) or not all(map(operator.is_, now, values)):
+            if not _same([v for k, v in attributes.items() if not self._skipped(k)], values):
                 return False
-        return True
+        return all(_same([scope.get(n) for n in names], values) for scope, names, values in self._scopes)
 
     def _skipped(self, attribute: Any) -> bool:
         return attribute in self._ignored or (isinstance(attribute, str) and attribute.startswith(_NOTES))
@@ -170,7 +172,7 @@ class ProgramState:
             self._held(container, key, value)
 
     def _sequence(self, values: Any) -> None:
-        if isinstance(values, (list, collections.deque)):
+        if isinstance(values, _SEQUENCES):
             self._watched.append((values, tuple(values)))
         self._put("sequence", type(values).__name__, len(values))
         for i, value in enumerate(values):
@@ -228,6 +230,7 @@ class ProgramState:
         self._all(kind.__bases__)
         if type(kind) is not type:
             self._walk(type(kind))
+        self._watched.append((vars(kind), tuple(vars(kind).values())))
         for name, value in sorted(vars(kind).items()):
             if name in _NO_MEMBERS or name.startswith("_abc_"):
                 continue
@@ -249,21 +252,35 @@ class ProgramState:
             walk(contents)
         walk({name: value for name, value in vars(function).items() if not self._skipped(name)})
         if code in self._traced:
-            self._names(function.__globals__, _names_in(function.__code__))
+            names = _names_in(function.__code__)
+            self._names(function.__globals__, names)
+            package = str(function.__globals__.get("__package__") or "")
+            for name in sorted(names):  # of modules that the function imports itself
+                for base in ("", package, package.rpartition(".")[0]):
+                    imported = sys.modules.get(f"{base}.{name}" if base else name)
+                    if imported is not None:
+                        self._follow(imported, name, names)
 
     def _names(self, scope: dict[str, Any], names: frozenset[str]) -> None:
         """What names mean in a module; those of modules that it names are looked up there too."""
-        for name in sorted(names):
-            if name not in scope:
-                continue
+        known = sorted(names & scope.keys())
+        if _root(scope.get("__name__")) != "torch":
+            self._scopes.append((scope, known, [scope[n] for n in known]))
+        for name in known:
             value = scope[name]
             self._put(name)
             self._walk(value)
-            if isinstance(value, (_Ops, _OpNamespace)):
-                continue  # its attributes appear as they are used; an op is known by its name
-            if isinstance(value, types.ModuleType) and (id(value), name) not in self._followed:
-                self._followed.add((id(value), name))
-                self._names(vars(value), names - {name})
+            if isinstance(value, types.ModuleType):
+                self._follow(value, name, names)
+
+    def _follow(self, module: types.ModuleType, name: str, names: frozenset[str]) -> None:
+        if isinstance(module, (_Ops, _OpNamespace)):
+            return  # its attributes appear as they are used; an op is known by its name
+        names = names - {name}
+        if (id(module), names) not in self._followed:
+            self._followed.add((id(module), names))
+            self._put("in", module.__name__)
+            self._names(vars(module), names)
 
     def _module(self, module: types.ModuleType) -> None:
         self._put("module", module.__name__)
@@ -330,7 +347,13 @@ def _name_of(value: Any) -> str | None:
 
 def _slots(kind: type) -> tuple[str, ...]:
     slots = vars(kind).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    private = f"_{kind.__name__.lstrip('_')}"
+    return tuple(private + n if n.startswith("__") and not n.endswith("__") else n for n in names)
+
+
+def _same(now: Any, before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
 _hashes: dict[int, tuple[types.CodeType, str]] = {}

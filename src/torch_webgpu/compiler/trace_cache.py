@@ -53,6 +53,7 @@ class Program:
         install_generation_tagging_init()  # as tracing does: it changes torch.nn.Module, which is part of the state
         self._compiled = torch.compile(_own(method), backend="webgpu", fullgraph=True, **options)
         self._restored: dict[Any, _Restored] = {}
+        self._graphs: dict[str, plan_cache.StoredGraph] = {}
         self._traced: set[Any] = set()  # the kinds of arguments for which Dynamo was asked
 
     def __call__(self, *args: torch.Tensor) -> Call:
@@ -98,7 +99,7 @@ class Program:
             return None
         try:
             return ProgramState([self._method.__self__, self._method.__func__], traced, self._ignored)
-        except UndescribableError as e:
+        except (UndescribableError, RecursionError) as e:
             log.debug("%s is traced in every process: %s", self._method.__qualname__, e)
             return None
 
@@ -138,24 +139,28 @@ class Program:
             if now is None or now.digest != entry["state"]:
                 log.debug("%s is not as it was when it was traced", self._method.__qualname__)
                 return None
-            graph = plan_cache.stored(entry["graph"], _no_plan)
+            graph = self._graphs.get(entry["graph"]) or plan_cache.stored(entry["graph"], _no_plan)
             if graph is None:
                 return None
-            restored = _Restored(graph, [tuple(p) for p in entry["inputs"]], state)
+            restored = _Restored(graph, [tuple(p) for p in entry["inputs"]], state, now)
+            inputs = restored.inputs(None)
             if backend.config.fusion == "full":
-                graph.lay_out(restored.inputs(None))
+                graph.lay_out(inputs)
         except (KeyError, TypeError, ValueError, IndexError) as e:
             log.debug("a trace is malformed: %s: %s", type(e).__name__, e)
             return None
-        backend.compiled.append(graph)
+        if self._graphs.setdefault(entry["graph"], graph) is graph and graph not in backend.compiled:
+            backend.compiled.append(graph)
         return restored
 
 
 class _Restored:
-    """A trace of a method: the graph, and where its inputs lie."""
+    """A trace of a method: the graph, and where its inputs lie; valid while ``state`` is intact."""
 
-    def __init__(self, graph: plan_cache.StoredGraph, places: list[tuple[str, int]], state: ProgramState) -> None:
-        self.graph, self._places, self.state = graph, places, state
+    def __init__(
+        self, graph: plan_cache.StoredGraph, places: list[tuple[str, int]], found: ProgramState, state: ProgramState
+    ) -> None:
+        self.graph, self._places, self._tensors, self.state = graph, places, found.tensors, state
 
     def inputs(self, args: Sequence[torch.Tensor] | None) -> list[Any]:
         """What the graph takes; None in place of each argument if there are none."""
@@ -164,7 +169,7 @@ class _Restored:
             if where == "argument":
                 found.append(None if args is None else args[index])
             elif where == "state":
-                container, key = self.state.tensors[index]
+                container, key = self._tensors[index]
                 found.append(container[key])
             else:
                 found.append(index)
