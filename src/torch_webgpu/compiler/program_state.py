@@ -15,6 +15,7 @@ import functools
 import hashlib
 import logging
 import operator
+import os
 import pathlib
 import re
 import sys
@@ -46,7 +47,7 @@ _TORCH_NAMES = (torch.dtype, torch.device, torch.layout, torch.memory_format, to
 _BY_TEXT = (*_NUMBERS, *_TORCH_NAMES, re.Pattern, pathlib.PurePath, types.GenericAlias, types.UnionType, OpOverload,
             OpOverloadPacket, HigherOrderOperator)  # fmt: skip
 #: Not of influence on what is traced.
-_BY_TYPE = (logging.Logger, threading.local, type(threading.Lock()), type(threading.RLock()), weakref.ref,
+_BY_TYPE = (type(os.environ), logging.Logger, threading.local, type(threading.Lock()), type(threading.RLock()), weakref.ref,
             types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
             types.MethodDescriptorType, types.ClassMethodDescriptorType)  # fmt: skip
 _NO_MEMBERS = frozenset((
@@ -274,8 +275,10 @@ class ProgramState:
                 self._follow(value, name, names)
 
     def _follow(self, module: types.ModuleType, name: str, names: frozenset[str]) -> None:
-        if isinstance(module, (_Ops, _OpNamespace)):
-            return  # its attributes appear as they are used; an op is known by its name
+        # Attributes of the first appear as they are used, and an op is known by its name; Python's own modules are known by
+        # its version, and have the process's state (``sys.argv``).
+        if isinstance(module, (_Ops, _OpNamespace)) or _root(module.__name__) in sys.stdlib_module_names:
+            return
         names = names - {name}
         if (id(module), names) not in self._followed:
             self._followed.add((id(module), names))
