@@ -332,7 +332,7 @@ def _plain_tensors() -> Iterator[None]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection: tracing makes millions of objects that live on, and looking through them was a fifth of its time."""
+    """No garbage collection: tracing makes millions of objects that stay; looking through them was a fifth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
