@@ -203,7 +203,9 @@ def measure(args: argparse.Namespace, model: Any, size: str, dtype: str, device:
         model = quantise(model, quantised_to)  # type: ignore[arg-type]
     level = "full" if quantised_to else variant
     object.__setattr__(torch_webgpu.config.config, "fusion", level)  # as TORCH_WEBGPU_FUSION, for a process that tries all
-    return row | on_webgpu(model, args.length, args.tokens, args.runs, args.breakdown, variant in args.plan_prompts.split(","))
+    return row | on_webgpu(
+        model, args.length, args.tokens, args.runs, args.breakdown, variant in args.plan_prompts.split(",")
+    )
 
 
 def main() -> None:
