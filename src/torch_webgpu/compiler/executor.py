@@ -23,6 +23,8 @@ from .plan import Plan, assemble
 log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.compiler" shows it
 _numbers = itertools.count()
 
+MOST_PLANS = 256  # of a graph: more sizes than come back
+
 Passes = Callable[[Module], Module]
 
 _recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
@@ -47,7 +49,7 @@ class CompiledGraph:
     """An ATen graph as a boxed callable: takes the list of flat inputs, returns the list of outputs.
 
     Attributes:
-        plans: the plans made so far, in order.
+        plans: the plans made so far, in order; the last ``MOST_PLANS``; the native core keeps as many, those used last.
     """
 
     def __init__(self, module: fx.GraphModule, source: fx.GraphModule, fuse: Passes) -> None:
@@ -63,7 +65,7 @@ class CompiledGraph:
         self.plans: list[Plan] = []
         self._constants = _lift_constants(module)
         self.module, self._host = split_host(module)
-        self._handle = _C.make_plans(self.name, self._plan)
+        self._handle = _C.make_plans(self.name, self._plan, MOST_PLANS)
         self._fallback: Callable[[list[Any]], list[Any]] | None = None  # what runs instead of plans: the graph in pieces,
         self._op_by_op = False  # or op by op, from its source
         self._numbers = _number_outputs(self.module)
@@ -124,6 +126,7 @@ class CompiledGraph:
             raise PlanError(f"{type(e).__name__}: {e}") from e
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
+        del self.plans[:-MOST_PLANS]
         return plan.recipe
 
     def _degrade(self, error: UnsupportedNodeError) -> None:
@@ -205,10 +208,10 @@ def _split_at(module: fx.GraphModule, unsupported: fx.Node, fuse: Passes) -> Cal
 
     def run(args: list[Any]) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
-        env.update(zip(needed_after, first([evaluate(n, env) for n in before_inputs]), strict=True))
+        env.update(zip(needed_after, first.run([evaluate(n, env) for n in before_inputs]), strict=True))
         for node in (unsupported, *parts):
             evaluate(node, env)
-        env.update(zip(tail_results, second([evaluate(n, env) for n in after_inputs]), strict=True))
+        env.update(zip(tail_results, second.run([evaluate(n, env) for n in after_inputs]), strict=True))
         return [evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
     return run
