@@ -139,7 +139,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--only", default="", help="rows of the weights (N) that are tuned, and 'attention'; everything unless given")
+    parser.add_argument(
+        "--only", default="", help="rows of the weights (N) that are tuned, and 'attention'; everything unless given"
+    )
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
