@@ -30,8 +30,8 @@ MOST_PLANS = 256  # of a graph: more sizes than come back
 Passes = Callable[[Module], Module]
 
 _recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
-#: Told of each replay: the graph, and how many dispatches the native core encoded for it.
-watchers: list[Callable[[CompiledGraph, int], None]] = []
+#: Told of each replay: the graph, what its plan took, and how many dispatches the native core encoded for it.
+watchers: list[Callable[[CompiledGraph, list[Any], int], None]] = []
 
 
 @contextmanager
@@ -153,7 +153,7 @@ class CompiledGraph:
             found = _C.run_plans(self._handle, inputs, times)
             assert found is not None  # Python made the plan, and raised where it could not
             for watcher in watchers:
-                watcher(self, _encoded() - encoded)
+                watcher(self, inputs, _encoded() - encoded)
             return list(found)
         for _ in range(times):
             results = self._fallback(list(inputs))
