@@ -24,6 +24,7 @@ struct Plans {
   PyObject* miss;
   size_t most;  // sizes that never come back (a cache that grows token by token) would fill the memory
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Entry>>> entries;
+  uint32_t generation = device_generation();
   size_t count = 0;
   uint64_t calls = 0;
 };
@@ -88,7 +89,7 @@ std::shared_ptr<Entry> ask_python(Plans& plans, at::ArrayRef<c10::IValue> args) 
 
 PyObject* make_plans(const std::string& name, PyObject* miss, size_t most) {
   Py_INCREF(miss);
-  return PyCapsule_New(new Plans{name, miss, most, {}, 0, 0}, capsule_name, free_plans);
+  return PyCapsule_New(new Plans{name, miss, most, {}, device_generation()}, capsule_name, free_plans);
 }
 
 Plans* plans_of(PyObject* capsule) { return static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name)); }
@@ -99,6 +100,11 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
   Lock lock(device_mutex());
+  if (plans.generation != device_generation()) {  // the pipelines went with their device
+    plans.entries.clear();
+    plans.count = 0;
+    plans.generation = device_generation();
+  }
   auto entry = find(plans, hash, signature);
   watch.lap(stats.key_ns);
   if (!entry) {

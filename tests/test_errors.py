@@ -153,6 +153,9 @@ LOST = """
     z = torch.ones(40000, device="webgpu")
     z.cpu()
     pending = x * 3
+    double = torch.compile(lambda t: t * 2 + t, backend="webgpu")
+    double(x)
+    event = torch.webgpu.current_stream().record_event()
     {how}()
     for call in (
         lambda: pending.cpu(),
@@ -173,19 +176,54 @@ LOST = """
                 call()
                 print("no error")
             except torch_webgpu.WebGPUError as e:
-                print(type(e).__name__, "restart the process" in str(e))
-    del x, y, z, pending
-    gc.collect()
+                print(type(e).__name__, "torch.webgpu.reset()" in str(e))
     print((torch.ones(2) + 1).tolist())
+    old = [x, y, z, pending, torch.nn.Parameter(x)]
+    for _ in range(2):
+        torch.webgpu.reset()  # the second time there is nothing to do
+        new = torch.arange(4.0, device="webgpu")
+        print((new + 1).tolist(), torch.mm(new[None], new[:, None]).item(), double(new).tolist())
+        torch.webgpu.synchronize()
+        for call in (
+            lambda: x + new,
+            lambda: new.copy_(x),
+            lambda: x.copy_(new),
+            lambda: x.fill_(1),
+            lambda: x.copy_(torch.ones(4)),
+            lambda: z.copy_(torch.ones(40000)),
+            lambda: z.cpu(),
+            lambda: double(x),
+        ):
+            try:
+                call()
+                print("no error")
+            except torch_webgpu.DeviceLostError as e:
+                print("make it again" in str(e))
+        print(new.tolist())
+    before = torch.webgpu.memory_allocated()
+    del x, y, z, pending, old, call
+    gc.collect()
+    print(torch.webgpu.memory_allocated() < before, torch.webgpu.memory_reserved() >= torch.webgpu.memory_allocated())
+    torch.webgpu.empty_cache()
+    big = torch.ones(300, 300, device="webgpu")
+    print((big @ big).sum().item())
+    {how}()
+    try:
+        (big + 1).cpu()
+    except torch_webgpu.DeviceLostError:
+        torch.webgpu.reset()
+    print(torch.ones(5, device="webgpu").sum().item())
 """
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("how", ["report", "destroy"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_lost_device_raises_for_ever(implementation: str, how: str) -> None:
+def test_a_lost_device_raises_until_it_is_reset(implementation: str, how: str) -> None:
     lines = output_of(LOST.replace("{how}", how), TORCH_WEBGPU_IMPL=implementation).splitlines()
-    assert lines == ["DeviceLostError True"] * 24 + ["[2.0, 2.0]"]
+    opened = ["[1.0, 2.0, 3.0, 4.0] 14.0 [0.0, 3.0, 6.0, 9.0]", *["True"] * 8, "[0.0, 1.0, 2.0, 3.0]"]
+    assert lines[:25] == ["DeviceLostError True"] * 24 + ["[2.0, 2.0]"]
+    assert lines[25:] == [*opened, *opened, "True True", "27000000.0", "5.0"]
 
 
 def test_errors_in_views_and_shapes_are_pytorchs_own() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-import itertools
 import struct
 import time
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,19 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..compiler.executor import CompiledGraph, recorded
+from ..compiler.executor import CompiledGraph
+from ..compiler.trace_cache import Program
 from .sampling import check_arguments, sample
 
 LARGEST_BLOCK = 16  # tokens queued before the host looks at them,
 BLOCK_SECONDS = 0.05  # as long as that takes no longer: tokens then arrive smoothly, and little is computed in vain
 SMALLEST_PROMPT = 16  # tokens to which a prompt is padded at least
-_numbers = itertools.count()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Attributes of a generator and its model that what is compiled does not read.
+_UNREAD = frozenset((
+    "_step", "_compiled", "_compiled_fill", "_generation", "_used", "_random", "_unread", "_spoilt", "compile_prompts",
+    "generation_config",
+))  # fmt: skip
 
 
 def padded_size(size: int, length: int) -> int:
@@ -98,8 +102,8 @@ class Generator:
         self._with_cache = {"cache" if "cache" in names else "past_key_values": self.cache}
         self.compile_prompts = compile_prompts
         self._step: tuple[CompiledGraph, list[Any]] | None = None
-        self._compiled = torch.compile(_own(self._decode), backend="webgpu", fullgraph=True, dynamic=False)
-        self._compiled_fill = torch.compile(_own(self._fill), backend="webgpu", fullgraph=True)
+        self._compiled = Program(self._decode, _UNREAD, dynamic=False)
+        self._compiled_fill = Program(self._fill, _UNREAD)
         self._generation = 0  # counts the prompts, so that a stream notices that another has taken its cache
         self._used = 0  # tokens in the cache, once all that is queued has run
         self._random: torch.Tensor | None = None  # this generation's state of the random generator; None: the default one's
@@ -186,7 +190,7 @@ class Generator:
             if self.compile_prompts:
                 padded = torch.nn.functional.pad(ids, (0, padded_size(size, self.length) - size)).to(self.device)
                 torch._dynamo.maybe_mark_dynamic(padded, 1)
-                with self.cache.filling():
+                with self.cache.filling(), _uncollected():
                     self._compiled_fill(padded, torch.tensor([size], device=self.device))
             else:
                 self.cache.rewind()
@@ -219,11 +223,8 @@ class Generator:
             )
         with _plain_tensors(), self._drawing():
             if steps and self._step is None:
-                with recorded() as calls:
-                    self._compiled()
-                if len(calls) != 1:
-                    raise RuntimeError(f"the decode step became {len(calls)} graphs; TORCH_LOGS=graph_breaks says why")
-                self._step = calls[0]
+                with _uncollected():
+                    self._step = self._compiled()
                 self._used += 1
                 steps -= 1
             if steps and self._step is not None:
@@ -331,20 +332,23 @@ class Generator:
         return list(self.stream(prompt, max_new_tokens, eos, seed))
 
 
-def _own(method: Any) -> Any:
-    """A method with a code object of its own. Dynamo keeps what it compiled, and counts it, by code object: those of other
-    generators would use up its limit, and outlive them."""
-    function, code = method.__func__, method.__func__.__code__
-    code = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-    copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return types.MethodType(copied, method.__self__)
-
-
 @contextmanager
 def _plain_tensors() -> Iterator[None]:
     """No gradients; and none of inference mode's tensors, which could not be written outside of it."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: tracing makes millions of objects that stay; looking through them was a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check_model(model: Any) -> None:
