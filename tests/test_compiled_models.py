@@ -325,7 +325,7 @@ def test_pieces_run_op_by_op_where_their_plans_fail(monkeypatch: pytest.MonkeyPa
     with torch.no_grad():
         expected = first(model(**inputs))
 
-    def assemble(module: Any) -> Any:
+    def assemble(*args: Any) -> Any:
         raise ValueError("no plan")
 
     compiled = torch.compile(copy.deepcopy(model).to("webgpu"), backend="webgpu")
