@@ -234,6 +234,24 @@ def test_other_modes_are_other_traces(folder: Path) -> None:
         assert not called(Owner())
 
 
+def test_modes_are_seen_after_a_hit(folder: Path) -> None:
+    called(Owner())
+    owner = Owner()
+    called(owner)
+    (known,) = owner.program._restored
+    args = (torch.linspace(-1, 1, 8, device=DEVICE)[None],)
+    with torch.no_grad():
+        assert trace_cache._kind(args) == known
+        for mode in (
+            torch.autocast("webgpu", torch.float16),
+            torch.device("cpu"),
+            torch.inference_mode(),
+            torch.enable_grad(),
+        ):
+            with mode:
+                assert trace_cache._kind(args) != known
+
+
 @pytest.mark.parametrize("part", ["traced", "state", "graph", "inputs"])
 def test_malformed_traces_are_ignored(folder: Path, part: str) -> None:
     called(Owner())

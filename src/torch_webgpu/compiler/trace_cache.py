@@ -196,7 +196,10 @@ def _no_plan(_: Sequence[Any]) -> Any:
 
 
 def _kind(args: Sequence[torch.Tensor]) -> Any:
-    return tuple((type(a), a.dtype, a.device, tuple(a.shape), a.stride(), a.requires_grad, a.is_inference()) for a in args)
+    """What a call depends on besides the object: the arguments' metadata and PyTorch's modes."""
+    modes = json.dumps(plan_cache.modes()), torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    facts = [(type(a), a.dtype, a.device, tuple(a.shape), a.stride(), a.requires_grad, a.is_inference()) for a in args]
+    return modes, tuple(facts)
 
 
 @cache
