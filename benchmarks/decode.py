@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
+import copy
 import gc
 import json
 import os
@@ -38,12 +40,12 @@ PROMPT = 16
 _UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs": True}  # Inductor: a kernel an op, replayed
 
 
-def make_model(size: str, dtype: str, device: str, layers: int | None) -> Any:
-    """A model with random weights, the same on every device."""
+def make_model(size: str, dtype: str, layers: int | None) -> Any:
+    """A model with random weights, on the CPU."""
     torch.manual_seed(0)
     shape: dict[str, Any] = {**SIZES[size], **({"num_hidden_layers": layers} if layers else {})}
     config = Qwen2Config(**shape)
-    return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval().to(device)
+    return Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval()
 
 
 def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
@@ -57,12 +59,12 @@ def rates(step: Any, wait: Any, tokens: int, runs: int) -> list[float]:
     return found
 
 
-def on_webgpu(model: Any, length: int, tokens: int, runs: int, detail: bool) -> dict[str, Any]:
-    """Compiled decoding: device-resident loop, and the same through the streaming generator."""
+def on_webgpu(model: Any, length: int, tokens: int, runs: int, detail: bool, prompts: bool) -> dict[str, Any]:
+    """Compiled decoding: device-resident loop, and the same through the streaming generator; ``prompts``: compiled too."""
     weights = sum(t.numel() * t.element_size() for t in {*model.parameters(), *model.buffers()})
     torch.webgpu.synchronize()  # type: ignore[attr-defined]
     start = time.perf_counter()
-    generator = Generator(model, length)
+    generator = Generator(model, length, compile_prompts=prompts)
     prompt = torch.arange(1, PROMPT + 1)
     generator.prefill(prompt)
     torch.webgpu.synchronize()  # type: ignore[attr-defined]
@@ -131,7 +133,8 @@ def breakdown(generator: Generator) -> list[dict[str, Any]]:
             torch.webgpu.synchronize()  # type: ignore[attr-defined]
             start = time.perf_counter()
             torch_webgpu._C.run_plans(handle, list(inputs), 1)
-            torch.webgpu.synchronize()  # type: ignore[attr-defined]
+            with contextlib.suppress(IndexError, RuntimeError):  # out of their order they may find garbage, and complain
+                torch.webgpu.synchronize()  # type: ignore[attr-defined]
             times.append(time.perf_counter() - start)
         return min(times[1:])
 
@@ -186,11 +189,11 @@ def variants(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
             yield device, variant
 
 
-def measure(args: argparse.Namespace, size: str, dtype: str, device: str, variant: str) -> dict[str, Any]:
-    """One line of the result."""
+def measure(args: argparse.Namespace, model: Any, size: str, dtype: str, device: str, variant: str) -> dict[str, Any]:
+    """One line of the result, with a copy of the model."""
     row: dict[str, Any] = {"size": size, "dtype": dtype, "device": device, "variant": variant, "torch": torch.__version__}
     torch._dynamo.reset()  # levels differ in nothing that Dynamo looks at
-    model = make_model(size, dtype, device, args.layers)
+    model = copy.deepcopy(model).to(device)
     if device != "webgpu":
         return row | on_cuda(model, args.length, args.tokens, args.runs, variant)
     properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
@@ -200,7 +203,9 @@ def measure(args: argparse.Namespace, size: str, dtype: str, device: str, varian
         model = quantise(model, quantised_to)  # type: ignore[arg-type]
     level = "full" if quantised_to else variant
     object.__setattr__(torch_webgpu.config.config, "fusion", level)  # as TORCH_WEBGPU_FUSION, for a process that tries all
-    return row | on_webgpu(model, args.length, args.tokens, args.runs, args.breakdown)
+    return row | on_webgpu(
+        model, args.length, args.tokens, args.runs, args.breakdown, variant in args.plan_prompts.split(",")
+    )
 
 
 def main() -> None:
@@ -211,6 +216,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float32,float16")
     parser.add_argument("--devices", default="webgpu", help="webgpu, cuda, or both")
     parser.add_argument("--levels", default="full", help="of none, pointwise, full, and int8, int4 (weights)")
+    parser.add_argument("--plan-prompts", default="full", help="levels whose prompt is compiled too; 'nothing' for none")
     parser.add_argument("--cuda-modes", default="reduce-overhead", help="of torch.compile's modes, unfused, and eager")
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=512)
@@ -221,10 +227,11 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for size in args.sizes.split(","):
         for dtype in args.dtypes.split(","):
+            model = make_model(size, dtype, args.layers)
             for device, variant in variants(args):
                 start = time.perf_counter()
                 try:
-                    rows.append(measure(args, size, dtype, device, variant))
+                    rows.append(measure(args, model, size, dtype, device, variant))
                 except RuntimeError as e:
                     rows.append({"size": size, "dtype": dtype, "device": device, "variant": variant, "error": repr(e)})
                 rows[-1]["took_s"] = time.perf_counter() - start

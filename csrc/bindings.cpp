@@ -202,11 +202,11 @@ PyObject* py_stats(PyObject*, PyObject*) {
   });
   if (!done) return nullptr;
   Py_DECREF(done);
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "derived", r.derived,
-                       "recipes", r.recipes, "bind_groups", e.bind_groups, "bind_group_misses", e.bind_group_misses,
-                       "fallbacks", r.fallbacks, "dispatches", q.dispatches, "submits", e.submits, "readbacks", q.readbacks,
-                       "key_ns", r.key_ns, "output_ns", r.output_ns, "record_ns", r.record_ns, "stack_ns", r.stack_ns,
-                       "miss_ns", r.miss_ns);
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "derived",
+                       r.derived, "recipes", r.recipes, "bind_groups", e.bind_groups, "bind_group_misses",
+                       e.bind_group_misses, "fallbacks", r.fallbacks, "dispatches", q.dispatches, "encoded", e.dispatches,
+                       "submits", e.submits, "readbacks", q.readbacks, "key_ns", r.key_ns, "output_ns", r.output_ns,
+                       "record_ns", r.record_ns, "stack_ns", r.stack_ns, "miss_ns", r.miss_ns);
 }
 
 PyObject* py_make_plans(PyObject*, PyObject* args) {

@@ -50,7 +50,7 @@ struct Encoder {
   std::vector<Batch> spare;
   bool busy = false, started = false;
 
-  std::atomic<uint64_t> submits{0}, bind_group_misses{0}, bind_group_count{0};
+  std::atomic<uint64_t> submits{0}, dispatches{0}, bind_group_misses{0}, bind_group_count{0};
 };
 
 Encoder& state() {
@@ -125,6 +125,7 @@ Handle record(Encoder& e, const Batch& batch) {
     if (command.pipeline != current) api.set_pipeline(pass, current = command.pipeline);
     api.set_bind_group(pass, 0, group, 1, &command.uniform_offset);
     api.dispatch(pass, command.groups[0], command.groups[1], command.groups[2]);
+    e.dispatches++;
   }
   if (pass) {
     api.end_pass(pass);
@@ -263,7 +264,7 @@ void forget_encoded() {
 
 EncoderStats encoder_stats() {
   Encoder& e = state();
-  return {e.submits, e.bind_group_count, e.bind_group_misses};
+  return {e.submits, e.dispatches, e.bind_group_count, e.bind_group_misses};
 }
 
 }  // namespace webgpu

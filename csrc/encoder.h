@@ -58,7 +58,7 @@ void drop_bind_groups();
 void forget_encoded();
 
 struct EncoderStats {
-  uint64_t submits, bind_groups, bind_group_misses;
+  uint64_t submits, dispatches, bind_groups, bind_group_misses;
 };
 EncoderStats encoder_stats();
 

@@ -27,8 +27,7 @@ constexpr uint64_t small_upload = 64 << 10;
 
 Block* errors_block;
 bool errors_expected;
-std::vector<std::pair<std::string, std::string>> error_table{{"", ""}};
-std::unordered_map<std::string, uint32_t> error_ids;
+std::unordered_map<uint32_t, std::pair<std::string, std::string>> error_table;  // class and message
 
 struct Staging {
   Handle buffer;
@@ -145,7 +144,7 @@ void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<vo
 }
 
 void raise_device_error(const uint32_t* words) {
-  auto [class_name, message] = error_table[std::min<size_t>(words[0], error_table.size() - 1)];
+  auto [class_name, message] = error_table[words[0]];
   int64_t value;
   memcpy(&value, words + 1, 8);
   auto put = [&, &message = message](const char* name, int64_t number) {
@@ -371,9 +370,14 @@ void expect_device_errors() { errors_expected = true; }
 
 uint32_t register_device_error(const std::string& class_name, const std::string& message) {
   Lock lock(device_mutex());
-  auto [found, inserted] = error_ids.try_emplace(class_name + message, error_table.size());
-  if (inserted) error_table.push_back({class_name, message});
-  return found->second;
+  std::pair<std::string, std::string> error{class_name, message};
+  uint32_t id = 2166136261;  // FNV-1a: the same in every process, since plans on disk hold ids
+  for (unsigned char c : class_name + '\n' + message) id = (id ^ c) * 16777619;
+  for (id &= INT32_MAX;; id = (id + 1) & INT32_MAX) {
+    if (!id) continue;
+    auto [found, inserted] = error_table.try_emplace(id, error);
+    if (inserted || found->second == error) return id;
+  }
 }
 
 }  // namespace webgpu

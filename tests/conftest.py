@@ -20,6 +20,8 @@ settings.load_profile("quick")
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.mkdtemp(prefix="torch-webgpu-"))
 # Naming the adapter silences the warning about CPU rasterisers.
 os.environ.setdefault("TORCH_WEBGPU_ADAPTER", "0")
+# Tests compile what they look at; those of the cache set a folder of their own.
+os.environ.setdefault("TORCH_WEBGPU_CACHE", "off")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -279,3 +279,27 @@ def test_the_first_wait_after_freed_tensors_reports_nothing(implementation: str)
         print("ok")
     """
     assert output_of(code, TORCH_WEBGPU_IMPL=implementation) == "ok"
+
+
+def test_assertions_of_values() -> None:
+    """``torch._assert_async`` and what PyTorch builds on it, eagerly and in a plan: no wait, no fallback."""
+    before = torch_webgpu.fallbacks()
+    for value in (torch.tensor([True]), torch.tensor(-2.5), torch.tensor([1 << 40]), torch.tensor(float("nan"))):
+        torch._assert_async(value.to("webgpu"), "never")
+    torch.webgpu.synchronize()
+    for value in (torch.tensor(False), torch.tensor([0]), torch.tensor(-0.0, dtype=torch.float16)):
+        torch._assert_async(value.to("webgpu"), "it is {nothing}")
+        with pytest.raises(RuntimeError, match=r"it is \(nothing\)"):
+            torch.webgpu.synchronize()
+    with pytest.raises(RuntimeError, match="single"):
+        torch._assert_async(torch.zeros(1, device="webgpu"))
+        torch.webgpu.synchronize()
+    with pytest.raises(RuntimeError, match=r"one element, got \[2\]"):
+        torch._assert_async(torch.ones(2, device="webgpu"), "never")
+    encode = torch.compile(torch.nn.functional.one_hot, backend="webgpu")
+    classes = torch.tensor([2, 0], device="webgpu")
+    assert encode(classes, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        encode(classes, 2).cpu()
+    assert encode(classes, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert torch_webgpu.fallbacks() == before

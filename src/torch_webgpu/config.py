@@ -23,6 +23,7 @@ class Config:
         fallback: ``TORCH_WEBGPU_FALLBACK``: ``warn`` (run on the CPU, warn once an op) or ``error``.
         limits: ``TORCH_WEBGPU_LIMITS``: ``adapter`` (all the adapter grants) or ``default`` (the specification's defaults).
         fusion: ``TORCH_WEBGPU_FUSION``: how far the compiler fuses: ``none``, ``pointwise`` or ``full``.
+        cache: ``TORCH_WEBGPU_CACHE``: the folder of compiled plans, ``0`` or ``off`` for none, nothing for the user's.
         debug: ``TORCH_WEBGPU_DEBUG``: ``1`` waits for and checks every launch.
     """
 
@@ -31,6 +32,7 @@ class Config:
     fallback: str
     limits: str
     fusion: str
+    cache: str
     debug: bool
 
     @staticmethod
@@ -42,6 +44,7 @@ class Config:
             fallback=_choice("TORCH_WEBGPU_FALLBACK", "warn", ("warn", "error")),
             limits=_choice("TORCH_WEBGPU_LIMITS", "adapter", ("adapter", "default")),
             fusion=_choice("TORCH_WEBGPU_FUSION", "full", ("full", "pointwise", "none")),
+            cache=os.environ.get("TORCH_WEBGPU_CACHE", "").strip(),
             debug=_choice("TORCH_WEBGPU_DEBUG", "0", ("0", "1")) == "1",
         )
 

@@ -169,11 +169,13 @@ def _exact_int(value: float, cls: str) -> int:
 
 
 _pipelines: dict[Any, int] = {}
+_errors: dict[tuple[str, str], None] = {}
 
 
 def clear_pipelines() -> None:
     """Forgets every compiled pipeline (tests that change the environment of compilation)."""
     _pipelines.clear()
+    runtime.clear_pipelines()
 
 
 class Graph:
@@ -303,4 +305,10 @@ def grid(invocations: int, workgroup: int) -> tuple[int, int, int]:
 
 def register_error(kind: str, message: str) -> int:
     """Id of a message that kernels report; ``{value}`` and ``{size}`` in it are filled in by the kernel."""
+    _errors[kind, message] = None
     return int(_C.register_error(kind, message))
+
+
+def known_errors() -> list[tuple[str, str]]:
+    """Kinds and messages of all that were registered; their ids are the same in every process."""
+    return list(_errors)

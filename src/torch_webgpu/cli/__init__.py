@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import generate, info, tune
+from . import explain, generate, info, tune
 
 app = typer.Typer(
     help='A PyTorch device for WebGPU: device="webgpu".',
@@ -15,3 +15,4 @@ app = typer.Typer(
 app.command()(info.info)
 app.command()(generate.generate)
 app.command()(tune.tune)
+app.command()(explain.explain)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ..errors import LimitError, ShaderError
 from .host import evaluate, split_host
 from .ir import Module
 from .lower import UnsupportedNodeError, lower
+from .origins import Origins
 from .plan import Plan, assemble
 
 log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.compiler" shows it
@@ -26,6 +28,8 @@ _numbers = itertools.count()
 Passes = Callable[[Module], Module]
 
 _recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
+#: Told of each replay: the graph, and how many dispatches the native core encoded for it.
+watchers: list[Callable[[CompiledGraph, int], None]] = []
 
 
 @contextmanager
@@ -39,6 +43,12 @@ def recorded() -> Iterator[list[tuple[CompiledGraph, list[Any]]]]:
         _recorders.remove(calls)
 
 
+def record_call(graph: CompiledGraph, args: Sequence[Any]) -> None:
+    """Tells those who are inside of ``recorded``."""
+    for calls in _recorders:
+        calls.append((graph, list(args)))
+
+
 class PlanError(Exception):
     """A plan that could not be made; the graph runs op by op instead."""
 
@@ -48,6 +58,13 @@ class CompiledGraph:
 
     Attributes:
         plans: the plans made so far, in order.
+        inputs: names of its inputs, where they are known.
+        free: see ``patterns.rewrite``.
+        reasons: why it, or an op of it, does not run as a plan.
+        parts: the graphs that it was split into.
+        entry: name of the graph's entry on disk, if its plans are kept there.
+        traced: the code that Dynamo traced to it, where it has an entry.
+        on_plan: told of each plan, and what it was made for.
     """
 
     def __init__(self, module: fx.GraphModule, source: fx.GraphModule, fuse: Passes) -> None:
@@ -57,25 +74,46 @@ class CompiledGraph:
             source: the graph before them, run op by op where a plan fails.
             fuse: passes on the lowered steps.
         """
-        self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
+        self._start()
         self.source, self._fuse = source, fuse
+        self._constants = lift_constants(module)
+        self.module, self._host = split_host(module)
+        self._numbers = _number_outputs(self.module)
+
+    def _start(self) -> None:
+        self._boxed_call = True  # AOTAutograd's protocol: one list of inputs, which the callee may clear
         self.name = f"compiled graph {next(_numbers)}"
         self.plans: list[Plan] = []
-        self._constants = _lift_constants(module)
-        self.module, self._host = split_host(module)
-        self._handle = _C.make_plans(self.name, self._plan)
+        self.inputs: list[str] = []
+        self.entry: str | None = None
+        self.traced: list[CodeType] = []
+        self.free: Collection[int] = ()
+        self.reasons: list[str] = []
+        self.parts: list[CompiledGraph] = []
+        self.on_plan: Callable[[tuple[Any, ...], Plan], None] | None = None
         self._fallback: Callable[[list[Any]], list[Any]] | None = None  # what runs instead of plans: the graph in pieces,
         self._op_by_op = False  # or op by op, from its source
-        self._numbers = _number_outputs(self.module)
+        self._handle = _C.make_plans(self.name, self._plan)
 
     @property
     def degraded(self) -> bool:
         """Whether it runs in pieces or op by op, instead of as one plan."""
         return self._op_by_op or self._fallback is not None
 
+    @property
+    def self_contained(self) -> bool:
+        """Whether a call is the plan alone: no constants or numbers of the host besides the inputs, all results tensors."""
+        return not self._constants and not self._numbers and self._host is None
+
+    def all_inputs(self, args: Sequence[Any]) -> list[Any]:
+        """What the plan takes: the call's inputs, the graph's constants, and what the host makes of them."""
+        inputs = [*args, *self._constants]
+        if self._host is not None:
+            self._host.before(inputs)
+        return inputs
+
     def __call__(self, args: list[Any]) -> list[Any]:
-        for calls in _recorders:
-            calls.append((self, list(args)))
+        record_call(self, args)
         return self.run(args)
 
     def run(self, args: list[Any], times: int = 1) -> list[Any]:
@@ -97,6 +135,7 @@ class CompiledGraph:
             return self.run(args, times)
         except (LimitError, PlanError) as e:
             log.warning("%s runs op by op: %s", self.name, e)
+            self.reasons.append(f"all ops: {e}")
             self._op_by_op = True
             return self.run(args, times)
         args.clear()
@@ -108,8 +147,11 @@ class CompiledGraph:
 
     def _replay(self, inputs: list[Any], times: int) -> list[Any]:
         if self._fallback is None:
+            encoded = _encoded() if watchers else 0
             found = _C.run_plans(self._handle, inputs, times)
             assert found is not None  # Python made the plan, and raised where it could not
+            for watcher in watchers:
+                watcher(self, _encoded() - encoded)
             return list(found)
         for _ in range(times):
             results = self._fallback(list(inputs))
@@ -117,13 +159,17 @@ class CompiledGraph:
 
     def _plan(self, metas: tuple[Any, ...]) -> Any:
         try:
-            plan = assemble(self._fuse(lower(self.module, metas)))
+            lowered = lower(self.module, metas)
+            origins = Origins(lowered.steps, lowered.paths)
+            plan = assemble(self._fuse(lowered), origins)
         except (UnsupportedNodeError, ShaderError):
             raise
         except Exception as e:
             raise PlanError(f"{type(e).__name__}: {e}") from e
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
+        if self.on_plan is not None:
+            self.on_plan(metas, plan)
         return plan.recipe
 
     def _degrade(self, error: UnsupportedNodeError) -> None:
@@ -132,10 +178,16 @@ class CompiledGraph:
         log.warning("%s: %s runs eagerly (%s)", self.name, op, error.reason)
         if error.node.graph is not self.module.graph:
             raise RuntimeError(f"a node of another graph: {error}") from error
-        self._fallback = _split_at(self.module, error.node, self._fuse)
+        self.reasons.append(f"{op}: {error.reason}")
+        self._fallback, self.parts = _split_at(self.module, error.node, self._fuse)
 
 
-def _lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
+def _encoded() -> int:
+    _C.drain()
+    return int(_C.stats()["encoded"])
+
+
+def lift_constants(module: fx.GraphModule) -> list[torch.Tensor]:
     """Makes attribute tensors inputs, after the others."""
     constants: list[torch.Tensor] = []
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
@@ -187,7 +239,9 @@ def _interpret(module: fx.GraphModule, args: list[Any]) -> list[Any]:
 # ---------------------------------------------------------------------------------------------------- splitting
 
 
-def _split_at(module: fx.GraphModule, unsupported: fx.Node, fuse: Passes) -> Callable[[list[Any]], list[Any]]:
+def _split_at(
+    module: fx.GraphModule, unsupported: fx.Node, fuse: Passes
+) -> tuple[Callable[[list[Any]], list[Any]], list[CompiledGraph]]:
     """The graph as a plan before the node, the node eagerly, a plan after it (each split again where it must be)."""
     nodes = _with_parts(module)
     at = nodes.index(unsupported)
@@ -211,7 +265,7 @@ def _split_at(module: fx.GraphModule, unsupported: fx.Node, fuse: Passes) -> Cal
         env.update(zip(tail_results, second([evaluate(n, env) for n in after_inputs]), strict=True))
         return [evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
-    return run
+    return run, [first, second]
 
 
 def _with_parts(module: fx.GraphModule) -> list[fx.Node]:

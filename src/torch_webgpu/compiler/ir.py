@@ -87,6 +87,7 @@ class Module:
         created: fresh tensors, the one of buffer ``b`` at index ``-1 - b``.
         may_fail: whether a launch reports errors from the device.
         specialised: whether the steps hold for these values of the call's numbers only.
+        paths: as lowered, the ``nn.Module`` that each step comes from (see ``Origins``).
     """
 
     steps: list[Step]
@@ -95,6 +96,7 @@ class Module:
     may_fail: bool = False
     specialised: bool = False
     notes: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
     def with_steps(self, steps: Iterable[Step | None]) -> Module:
         """The same module with other steps, None left out."""

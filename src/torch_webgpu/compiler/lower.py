@@ -16,6 +16,7 @@ from ..kernels.pointwise import copy_into
 from ..recipe import Scalar, Tensor
 from ..registry import apply, entry_of
 from .ir import DeferredGraph, Module
+from .origins import module_path
 from .structural import handler_of, key_of
 
 _PRIVATEUSE1 = 20  # c10::DeviceType::PrivateUse1
@@ -54,6 +55,7 @@ def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
     inputs = iter(inputs_of(graph, metas))
     env: dict[fx.Node, Any] = {}
     outputs: list[Any] = []
+    paths: list[str] = []
     for node in module.graph.nodes:
         if node.op == "placeholder":
             env[node] = next(inputs)
@@ -63,7 +65,8 @@ def lower(module: fx.GraphModule, metas: Sequence[Any]) -> Module:
             outputs = list(fx.node.map_arg(node.args[0], lambda n: env[n]))
         else:
             env[node] = _lower_node(graph, node, env)
-    return Module(graph.collected, outputs, graph.created, graph.may_fail, graph.specialised)
+        paths += [module_path(node)] * (len(graph.collected) - len(paths))
+    return Module(graph.collected, outputs, graph.created, graph.may_fail, graph.specialised, paths=paths)
 
 
 def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) -> Any:

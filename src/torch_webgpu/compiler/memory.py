@@ -85,3 +85,16 @@ def _gap(arena: _Arena, life: Lifetime, size: int) -> int:
             break
         at = max(at, end)
     return at
+
+
+def peak(lifetimes: Sequence[Lifetime]) -> int:
+    """Bytes that are alive at once, at most."""
+    change: dict[int, int] = {}
+    for life in lifetimes:
+        change[life.first] = change.get(life.first, 0) + life.size
+        change[life.last + 1] = change.get(life.last + 1, 0) - life.size
+    alive = most = 0
+    for step in sorted(change):
+        alive += change[step]
+        most = max(most, alive)
+    return most

@@ -8,9 +8,28 @@ from typing import Any
 from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP, Graph, Scalar, Tensor
 from ..runtime import device
 from .ir import Module, Step, is_fresh
-from .memory import Lifetime, Placement, plan
+from .memory import Lifetime, Placement, peak, plan
+from .origins import Origins
 
 LARGEST_ARENA = 128 << 20
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A tensor that a launch binds.
+
+    Attributes:
+        name: in the shader.
+        written: whether the launch may write it.
+        ref: as the native core knows it (``REF_OUTPUT``, ``REF_TEMP``, ``REF_ERROR``; below them the graph's inputs).
+        start, size: bytes: from the start of the input, output or arena, and how many.
+    """
+
+    name: str
+    written: bool
+    ref: int
+    start: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +40,8 @@ class Dispatch:
         name: the op or ops.
         kernel: which shader.
         read, written: bytes of the operands' extents.
+        pipeline: the native core's number of it; ``runtime.shader_of`` has its WGSL.
+        modules: paths of the ``nn.Module`` whose work it does.
     """
 
     name: str
@@ -29,6 +50,8 @@ class Dispatch:
     read: int
     written: int
     pipeline: int
+    modules: tuple[str, ...] = ()
+    bindings: tuple[Binding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -39,6 +62,7 @@ class Plan:
         recipe: for the native core (``bridge.cpp``).
         dispatches: exactly the launches of a replay.
         arenas: bytes of temporaries.
+        temporaries, peak: bytes of all of them together, and of those that are alive at once.
     """
 
     recipe: tuple[Any, ...]
@@ -46,6 +70,8 @@ class Plan:
     arenas: tuple[int, ...]
     outputs: int
     notes: list[str] = field(default_factory=list)
+    temporaries: int = 0
+    peak: int = 0
 
 
 class _Resolved(Graph):
@@ -54,13 +80,18 @@ class _Resolved(Graph):
     def __init__(self) -> None:
         super().__init__("")
         self.dispatches: list[Dispatch] = []
+        self.modules: tuple[str, ...] = ()
 
     def launch(self, name: str, args: Any, words: Any, source: Any, groups: tuple[int, int, int], static: Any = ()) -> None:
         super().launch(name, args, words, source, groups, static)
-        size = lambda writes: sum(  # noqa: E731
-            t.extent * t.dtype.itemsize for _, t, mode in args if (mode not in "rv") == writes and t.ref != REF_ERROR
+        bound = tuple(
+            Binding(arg, mode not in "rv", t.ref, t.delta * t.dtype.itemsize, t.extent * t.dtype.itemsize)
+            for arg, t, mode in args
         )
-        self.dispatches.append(Dispatch(self.op, name, groups, size(False), size(True), self.steps[-1][0]))
+        size = lambda writes: sum(b.size for b in bound if b.written == writes and b.ref != REF_ERROR)  # noqa: E731
+        self.dispatches.append(
+            Dispatch(self.op, name, groups, size(False), size(True), self.steps[-1][0], self.modules, bound)
+        )
 
     def new(self, *args: Any, **kwargs: Any) -> Tensor:
         raise RuntimeError(f"{self.op}: a temporary after memory planning")
@@ -125,7 +156,7 @@ def _results(module: Module, bases: dict[Any, int]) -> tuple[list[tuple[Any, ...
     return outputs, returned
 
 
-def assemble(module: Module) -> Plan:
+def assemble(module: Module, origins: Origins | None = None) -> Plan:
     """Plans memory and resolves every launch; compiles the pipelines that are new."""
     bases: dict[Any, int] = {}
     for t in module.outputs:
@@ -139,8 +170,11 @@ def assemble(module: Module) -> Plan:
     graph.created = [place(t) if t.buffer in bases or t.buffer in placement.offsets else t for t in module.created]
     for step in module.steps:
         graph.op = step.name
+        if origins is not None:
+            graph.modules = origins.of(step)
         placed: Step = step.map_tensors(place)
         placed.launch(graph)
     outputs, returned = _results(module, bases)
     recipe = (outputs, list(placement.arenas), graph.steps, module.may_fail, module.specialised, returned)
-    return Plan(recipe, graph.dispatches, placement.arenas, len(bases), module.notes)
+    total = sum(life.size for life in lives)
+    return Plan(recipe, graph.dispatches, placement.arenas, len(bases), module.notes, total, peak(lives))

@@ -16,8 +16,26 @@ from torch import fx
 ALIGNMENT = 16  # bytes; kernels read four words at once
 
 
-def lay_out_siblings(module: fx.GraphModule, inputs: Sequence[Any]) -> int:
-    """Finds sibling layers in Dynamo's graph and packs their weights, biases and scales.
+#: Groups of layers; a layer as the positions of its weight, bias and scales among a graph's inputs.
+Siblings = list[list[list[int]]]
+
+
+def find(module: fx.GraphModule) -> Siblings:
+    """Sibling layers in Dynamo's graph, by those of their tensors that are inputs of it."""
+    place = {n: i for i, n in enumerate(n for n in module.graph.nodes if n.op == "placeholder")}
+    groups: dict[tuple[Any, ...], list[list[int]]] = defaultdict(list)
+    for node in module.graph.nodes:
+        parts = _parts(node)
+        if parts is None:
+            continue
+        found = [place.get(p) if isinstance(p, fx.Node) else None for p in parts[1:]]
+        present = tuple(i is not None for i in found)
+        groups[(node.target, parts[0], present)].append([i for i in found if i is not None])
+    return [group for group in groups.values() if len(group) > 1 and group[0]]
+
+
+def pack(groups: Siblings, inputs: Sequence[Any]) -> int:
+    """Lays the weights, biases and scales of each group out.
 
     Args:
         inputs: the graph's inputs; only real tensors on the device that own their storage alone are moved.
@@ -25,16 +43,12 @@ def lay_out_siblings(module: fx.GraphModule, inputs: Sequence[Any]) -> int:
     Returns:
         The number of groups that were packed.
     """
-    value = dict(zip([n for n in module.graph.nodes if n.op == "placeholder"], inputs, strict=False))
-    groups: dict[tuple[Any, ...], list[list[Any]]] = defaultdict(list)
-    for node in module.graph.nodes:
-        parts = _parts(node)
-        if parts is None:
-            continue
-        tensors = [value.get(p) if isinstance(p, fx.Node) else None for p in parts[1:]]
-        present = tuple(t is not None for t in tensors)
-        groups[(node.target, parts[0], present)].append([t for t in tensors if t is not None])
-    return sum(_pack_group(group) for group in groups.values() if len(group) > 1)
+    return sum(_pack_group([[inputs[i] for i in layer] for layer in group]) for group in groups)
+
+
+def lay_out_siblings(module: fx.GraphModule, inputs: Sequence[Any]) -> int:
+    """``pack`` of what ``find`` finds."""
+    return pack(find(module), inputs)
 
 
 def _parts(node: fx.Node) -> list[Any] | None:

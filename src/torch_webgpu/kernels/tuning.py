@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .. import disk_cache
 from ..runtime import device
 
 SHIPPED = Path(__file__).parent / "tuned.json"
@@ -102,13 +102,7 @@ class Entry:
 
 def user_file() -> Path:
     """Where ``torch-webgpu tune`` keeps its measurements: ``torch_webgpu/matvec.json`` in the user's cache folder."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "torch_webgpu" / "matvec.json"
+    return disk_cache.user_folder() / "matvec.json"
 
 
 def read(path: Path) -> list[Entry]:

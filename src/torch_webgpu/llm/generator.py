@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-import itertools
 import struct
 import time
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,14 +14,19 @@ from typing import Any
 import torch
 
 from .. import _C
-from ..compiler.executor import CompiledGraph, recorded
+from ..compiler.executor import CompiledGraph
+from ..compiler.trace_cache import Program
 from .sampling import check_arguments, sample
 
 LARGEST_BLOCK = 16  # tokens queued before the host looks at them,
 BLOCK_SECONDS = 0.05  # as long as that takes no longer: tokens then arrive smoothly, and little is computed in vain
 SMALLEST_PROMPT = 16  # tokens to which a prompt is padded at least
-_numbers = itertools.count()
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: Attributes of a generator and its model that what is compiled does not read.
+_UNREAD = frozenset((
+    "_step", "_compiled", "_compiled_fill", "_generation", "_used", "_random", "_unread", "_spoilt", "compile_prompts",
+    "generation_config",
+))  # fmt: skip
 
 
 def padded_size(size: int, length: int) -> int:
@@ -36,9 +40,12 @@ def end_tokens(model: Any) -> frozenset[int]:
     found: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    if found is None:
-        return frozenset()
-    return frozenset(int(token) for token in (found if isinstance(found, Iterable) else [found]))
+    return frozenset() if found is None else token_set(found)
+
+
+def token_set(tokens: int | Iterable[int]) -> frozenset[int]:
+    """One token or several as a set."""
+    return frozenset(int(token) for token in (tokens if isinstance(tokens, Iterable) else [tokens]))
 
 
 def positions(model: Any) -> int | None:
@@ -82,7 +89,7 @@ class Generator:
 
         _check_model(model)
         limit = positions(model)
-        if length < 2 or (limit is not None and length > limit):
+        if not isinstance(length, int) or length < 2 or (limit is not None and length > limit):
             raise ValueError(f"a cache of {length} tokens: between 2 and {limit or 'any number of'} are possible")
         self.model, self.length, self.sampling = model, length, sampling or Sampling()
         self.device, self.dtype = model.device, model.dtype
@@ -95,8 +102,8 @@ class Generator:
         self._with_cache = {"cache" if "cache" in names else "past_key_values": self.cache}
         self.compile_prompts = compile_prompts
         self._step: tuple[CompiledGraph, list[Any]] | None = None
-        self._compiled = torch.compile(_own(self._decode), backend="webgpu", fullgraph=True, dynamic=False)
-        self._compiled_fill = torch.compile(_own(self._fill), backend="webgpu", fullgraph=True)
+        self._compiled = Program(self._decode, _UNREAD, dynamic=False)
+        self._compiled_fill = Program(self._fill, _UNREAD)
         self._generation = 0  # counts the prompts, so that a stream notices that another has taken its cache
         self._used = 0  # tokens in the cache, once all that is queued has run
         self._random: torch.Tensor | None = None  # this generation's state of the random generator; None: the default one's
@@ -126,10 +133,16 @@ class Generator:
         """The prompt as int64 [1, T] on the CPU.
 
         Raises:
-            ValueError: for an empty prompt, several sequences, tokens outside of the vocabulary, or more tokens than the
-                cache holds.
+            ValueError: for an empty prompt, several sequences, text, tokens outside of the vocabulary, a number of tokens
+                that is none, or more tokens than the cache holds.
         """
-        ids = torch.as_tensor(prompt).cpu()
+        try:
+            ids = torch.as_tensor(prompt).cpu()
+        except (TypeError, ValueError, RuntimeError) as e:
+            found = repr(prompt) if len(repr(prompt)) < 40 else f"{repr(prompt)[:36]} ..."
+            raise ValueError(
+                f"a prompt is the token ids of one text, [T] or [1, T], as a tokenizer makes; got {found}"
+            ) from e
         if ids.numel() == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
         if ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1):
@@ -143,8 +156,8 @@ class Generator:
         vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             raise ValueError(f"the prompt holds tokens outside of the vocabulary of {vocabulary}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens}")
         needed = ids.shape[1] + max_new_tokens - 1  # the last token is never looked at
         if needed > self.length:
             raise ValueError(
@@ -177,7 +190,7 @@ class Generator:
             if self.compile_prompts:
                 padded = torch.nn.functional.pad(ids, (0, padded_size(size, self.length) - size)).to(self.device)
                 torch._dynamo.maybe_mark_dynamic(padded, 1)
-                with self.cache.filling():
+                with self.cache.filling(), _uncollected():
                     self._compiled_fill(padded, torch.tensor([size], device=self.device))
             else:
                 self.cache.rewind()
@@ -210,11 +223,8 @@ class Generator:
             )
         with _plain_tensors(), self._drawing():
             if steps and self._step is None:
-                with recorded() as calls:
-                    self._compiled()
-                if len(calls) != 1:
-                    raise RuntimeError(f"the decode step became {len(calls)} graphs; TORCH_LOGS=graph_breaks says why")
-                self._step = calls[0]
+                with _uncollected():
+                    self._step = self._compiled()
                 self._used += 1
                 steps -= 1
             if steps and self._step is not None:
@@ -226,7 +236,7 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
-        eos: Iterable[int] | None = None,
+        eos: int | Iterable[int] | None = None,
         seed: int | None = None,
     ) -> Iterator[int]:
         """Yields tokens as they arrive, the end-of-sequence token included. It may be left at any time.
@@ -242,7 +252,7 @@ class Generator:
             RuntimeError: while it runs: for NaN logits, and where another generation was begun on this object.
         """
         ids = self.check_prompt(prompt, max_new_tokens)
-        return self._stream(ids, max_new_tokens, end_tokens(self.model) if eos is None else frozenset(eos), seed)
+        return self._stream(ids, max_new_tokens, end_tokens(self.model) if eos is None else token_set(eos), seed)
 
     def _stream(self, ids: torch.Tensor, max_new_tokens: int, ends: frozenset[int], seed: int | None) -> Iterator[int]:
         self.prefill(ids, seed)
@@ -315,20 +325,11 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
-        eos: Iterable[int] | None = None,
+        eos: int | Iterable[int] | None = None,
         seed: int | None = None,
     ) -> list[int]:
         """All tokens of ``stream`` at once."""
         return list(self.stream(prompt, max_new_tokens, eos, seed))
-
-
-def _own(method: Any) -> Any:
-    """A method with a code object of its own. Dynamo keeps what it compiled, and counts it, by code object: those of other
-    generators would use up its limit, and outlive them."""
-    function, code = method.__func__, method.__func__.__code__
-    code = code.replace(co_name=f"{code.co_name}_{next(_numbers)}")
-    copied = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
-    return types.MethodType(copied, method.__self__)
 
 
 @contextmanager
@@ -336,6 +337,18 @@ def _plain_tensors() -> Iterator[None]:
     """No gradients; and none of inference mode's tensors, which could not be written outside of it."""
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: tracing makes millions of objects that stay; looking through them was a fifth of its time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check_model(model: Any) -> None:

@@ -46,7 +46,8 @@ def quantise_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     groups = weight.float().reshape(-1, GROUP)
     parts = [_fit_groups(part) for part in groups.split(_CHUNK // GROUP)]
     nibbles, scale, minimum = (torch.cat(list(column)) for column in zip(*parts, strict=True))
-    return pack_int4(nibbles.view(n, k)), scale.view(n, k // GROUP), minimum.view(n, k // GROUP)
+    # Copies: a view holds its base's storage too, and siblings.py moves only what one tensor owns.
+    return pack_int4(nibbles.view(n, k)), scale.view(n, k // GROUP).clone(), minimum.view(n, k // GROUP).clone()
 
 
 def pack_int4(nibbles: Tensor) -> Tensor:

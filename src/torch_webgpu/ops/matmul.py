@@ -125,6 +125,10 @@ def _product(graph: Graph, a: Tensor, b: Tensor, c: Tensor | None = None, beta: 
             emit(graph, "{0}", [0], [a.dtype.cls], a.dtype.cls, out, "fill")
         else:
             emit(graph, "({0} * {1})", [c, beta], ["f", "f"], "f", out, "scale")
+    elif out.numel and a.sizes[2] == 1 and c is None:  # as a pointwise operation, which the compiler fuses
+        cls = a.dtype.cls
+        form = "mul64({0}, {1})" if cls == "l" else "({0} * {1})"
+        emit(graph, form, [a.expand(sizes), b.expand(sizes)], [cls, cls], cls, out, "outer")
     elif out.numel and (a.dtype.is_float or c is None):
         product3(graph, a, b, out, c, alpha, beta)
     elif out.numel:

@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 from .. import _C
@@ -22,12 +23,25 @@ from ..errors import (
 )
 from .base import SPEC_LIMITS, AdapterInfo, DeviceHandle, Implementation
 
+
+@dataclass(frozen=True)
+class Shader:
+    """What a pipeline is made of; see ``create_pipeline``."""
+
+    code: str
+    accesses: tuple[bool, ...]
+    uniform_slots: int
+    name: str
+
+
 _MODULES = {"wgpu": "wgpu_native", "dawn": "dawn"}
 _WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
 _lock = threading.Lock()
 _compile_lock = threading.Lock()  # so that the errors found after compiling are this shader's
 _device: DeviceHandle | None = None
 _lost: list[DeviceHandle] = []  # kept, so that no later device gets the address of one of them
+_shaders: dict[int, Shader] = {}
+_numbers: dict[tuple[str, tuple[bool, ...], int], int] = {}
 
 NO_ADAPTER = (
     "No WebGPU adapter was found. On Debian or Ubuntu install a Vulkan driver: `apt-get install libvulkan1 "
@@ -142,19 +156,35 @@ def device() -> DeviceHandle:
 
 
 def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, name: str) -> int:
-    """Compiles WGSL and returns the native core's pipeline id.
+    """Compiles WGSL, where that was not done before, and returns the native core's pipeline id.
 
     Raises:
         ShaderError: with the WGSL lines around the fault.
     """
     handle = device()
+    known = _numbers.get((code, accesses, uniform_slots))
+    if known is not None:
+        return known
     with _compile_lock:
         _C.drain()  # errors of commands recorded before are not this shader's
         pipeline, layout = handle.create_pipeline(code, accesses, uniform_slots * 256)
         errors = _C.take_errors()
     if errors or not pipeline:
         raise _pipeline_error(name, code, errors)
-    return _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+    number = _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+    _shaders[number] = Shader(code, accesses, uniform_slots, name)
+    _numbers[code, accesses, uniform_slots] = number
+    return number
+
+
+def shader_of(pipeline: int) -> Shader:
+    """What a pipeline was made of, by the native core's number."""
+    return _shaders[pipeline]
+
+
+def clear_pipelines() -> None:
+    """Makes every pipeline anew when it is asked for again."""
+    _numbers.clear()
 
 
 def _pipeline_error(name: str, code: str, errors: list[tuple[int, str]]) -> Exception:

@@ -10,7 +10,8 @@ const KEYS = {{ workgroup // lanes }}u; // at a time
 const PARTS = {{ parts }}u; // of the keys, in the sum of the values
 var<workgroup> query: array<vec4<f32>, {{ D // 4 }}>;
 {% if fresh %}
-var<workgroup> fresh: array<f32, {{ 2 * D }}>; // the new rows
+const WORDS = {{ D * itemsize // 4 }}u;
+var<workgroup> fresh: array<u32, {{ 2 * (D * itemsize // 4) }}>; // the new rows, as the caches hold them
 {% endif %}
 var<workgroup> score: array<f32, {{ slots }}>;
 var<workgroup> most: array<f32, {{ runs }}>; // of each subgroup
@@ -24,22 +25,34 @@ var<workgroup> used: u32;
 {% endif %}
 
 {{ rotated_rows() }}
+{% if fresh %}
+fn word_of(z: u32, h: u32, i: u32) -> u32 {
+  let d = i % WORDS * {{ 4 // itemsize }}u;
+{% for key, row in ((true, "k_at(z, h, %s)"), (false, ld("v", "z", "h", "%s"))) %}
+{% if key %}
+  if (i < WORDS) {
+{% endif %}
+{% if itemsize == 4 %}
+    return bitcast<u32>({{ row % "d" }});
+{% else %}
+    let low = {{ row % "d" }};
+    let high = {{ row % "d + 1u" }};
+    return {{ bits }}(low) | ({{ bits }}(high) << 16u);
+{% endif %}
+{% if key %}
+  }
+{% endif %}
+{% endfor %}
+}
+{% endif %}
 {% for i in range(quads) %}
 fn quad{{ i }}(w: vec4<u32>) -> vec4<f32> {
   return {{ unpack[i] }};
 }
 {% endfor %}
 {% if fresh %}
-fn packed(at: u32) -> vec4<u32> {
-  {% if itemsize == 4 %}
-  return bitcast<vec4<u32>>(vec4<f32>(fresh[at], fresh[at + 1u], fresh[at + 2u], fresh[at + 3u]));
-  {% else %}
-  var words: vec4<u32>;
-  {% for c in range(4) %}
-  words[{{ c }}] = {{ bits }}(fresh[at + {{ 2 * c }}u]) | ({{ bits }}(fresh[at + {{ 2 * c + 1 }}u]) << 16u);
-  {% endfor %}
-  return words;
-  {% endif %}
+fn fresh_words(at: u32) -> vec4<u32> {
+  return vec4<u32>(fresh[at], fresh[at + 1u], fresh[at + 2u], fresh[at + 3u]);
 }
 {% endif %}
 {# Words of a cache row from {{ slot }} on that are one's own; the new row is not read from memory: another workgroup writes it. #}
@@ -59,15 +72,14 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
   let valid = given.y == 0u && given.x < {{ w.L }};
   {% endif %}
   if (l < {{ D }}u) {
-    let q = q_at(z, h, l) * {{ w.expr("scale", "f") }};
-    {% if fresh %}
-    let k = k_at(z, hk, l);
-    let v = {{ ld("v", "z", "hk", "l") }};
-    fresh[l] = k;
-    fresh[{{ D }}u + l] = v;
-    {% endif %}
-    query[l / 4u][l % 4u] = q;
+    query[l / 4u][l % 4u] = q_at(z, h, l) * {{ w.expr("scale", "f") }};
   }
+  {% if fresh %}
+  // By other invocations than the query's, as far as there are any.
+  for (var i = (l + {{ (workgroup - D) % workgroup }}u) % WORKGROUP; i < 2u * WORDS; i += WORKGROUP) {
+    fresh[i] = word_of(z, hk, i);
+  }
+  {% endif %}
   {% if position %}
   if (l == 0u) {
     used = select(0u, given.x + 1u, valid);
@@ -83,8 +95,8 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
   {% if fresh %}
   let old = max(slots, 1u) - 1u;
   if (valid && h % {{ w.repeat }} == 0u && l < COLUMNS) {
-    sv4_kc((row_kc + old * {{ w.kc_l }}) / {{ quads * 4 }}u + l, packed({{ quads * 4 }}u * l));
-    sv4_vc((row_vc + old * {{ w.vc_l }}) / {{ quads * 4 }}u + l, packed({{ D }}u + {{ quads * 4 }}u * l));
+    sv4_kc((row_kc + old * {{ w.kc_l }}) / {{ quads * 4 }}u + l, fresh_words(4u * l));
+    sv4_vc((row_vc + old * {{ w.vc_l }}) / {{ quads * 4 }}u + l, fresh_words(WORDS + 4u * l));
   }
   {% else %}
   let old = slots;
@@ -121,7 +133,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
       {% if fresh %}
       if (t{{ u }} == old) {
         {% for j in range(per_lane) %}
-        {% if (j + 1) * lanes > columns %}if (lane + {{ j * lanes }}u < COLUMNS) { {% endif %}k{{ u }}_{{ j }} = packed({{ quads * 4 }}u * (lane + {{ j * lanes }}u));{% if (j + 1) * lanes > columns %} }{% endif %}
+        {% if (j + 1) * lanes > columns %}if (lane + {{ j * lanes }}u < COLUMNS) { {% endif %}k{{ u }}_{{ j }} = fresh_words(4u * (lane + {{ j * lanes }}u));{% if (j + 1) * lanes > columns %} }{% endif %}
 
         {% endfor %}
       }
@@ -184,7 +196,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
       {
         let at = t + {{ u }}u * PARTS;
         {% if fresh %}
-        if (at == old) { x{{ u }} = packed({{ D }}u + {{ quads * 4 }}u * column); }
+        if (at == old) { x{{ u }} = fresh_words(WORDS + 4u * column); }
         {% endif %}
         if (at < slots) {
           let p = score[at];
