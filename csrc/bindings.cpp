@@ -212,8 +212,9 @@ PyObject* py_stats(PyObject*, PyObject*) {
 PyObject* py_make_plans(PyObject*, PyObject* args) {
   const char* name;
   PyObject* miss;
-  if (!PyArg_ParseTuple(args, "sO", &name, &miss)) return nullptr;
-  return make_plans(name, miss);
+  Py_ssize_t most = PY_SSIZE_T_MAX;
+  if (!PyArg_ParseTuple(args, "sO|n", &name, &miss, &most)) return nullptr;
+  return make_plans(name, miss, static_cast<size_t>(most));
 }
 
 PyObject* py_drain(PyObject*, PyObject*) {
@@ -236,7 +237,8 @@ PyMethodDef methods[] = {
     {"register_op", py_register_op, METH_VARARGS, "register_op(namespace, name.overload)"},
     {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
-    {"make_plans", py_make_plans, METH_VARARGS, "make_plans(name, miss) -> capsule of a graph's plans, by signature"},
+    {"make_plans", py_make_plans, METH_VARARGS,
+     "make_plans(name, miss, most=unbounded) -> capsule of a graph's plans, by signature"},
     {"run_plans", py_run_plans, METH_VARARGS, "run_plans(capsule, args, times) -> outputs of the last replay, or None"},
     {"begin_read", py_begin_read, METH_O, "begin_read(contiguous tensor) -> capsule; submits a copy and does not wait"},
     {"finish_read", py_finish_read, METH_O, "finish_read(capsule) -> bytes; waits for that copy alone; once for each"},

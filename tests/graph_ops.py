@@ -144,7 +144,8 @@ def ordered(b: Builder) -> Any:
 
 def repeated_along(t: torch.Tensor, dim: int) -> bool:
     """Whether a line along a dimension holds a number twice."""
-    return any(len(set(line.tolist())) < len(line) for line in t.movedim(dim, 0).reshape(t.shape[dim], -1).T)
+    lines: Any = t.movedim(dim, -1).reshape(-1, t.shape[dim]) if t.numel() else []
+    return any(len(set(line.tolist())) < len(line) for line in lines)
 
 
 def folded(b: Builder) -> Any:

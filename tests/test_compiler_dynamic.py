@@ -16,7 +16,7 @@ from graphs import Builder, Drawn, Rejected
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from torch_webgpu.compiler import backend
+from torch_webgpu.compiler import backend, executor
 
 LENGTH = 7  # as drawn; no other size of a graph is as large, so that what has it follows the length
 LENGTHS = (LENGTH, 1, 2, 19, 130)
@@ -83,6 +83,25 @@ def check_lengths(drawn: Drawn) -> None:
         except (RuntimeError, IndexError):  # a size of the graph is a number that fits the drawn length alone
             continue
         close(compiled(*(x.to(DEVICE) for x in here)), want)
+
+
+def test_plans_of_lengths_that_do_not_come_back_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ones used last stay."""
+    monkeypatch.setattr(executor, "MOST_PLANS", 3)
+    made = []
+    original = executor.CompiledGraph._plan
+
+    def spy(self: executor.CompiledGraph, metas: Any) -> Any:
+        made.append(metas)
+        return original(self, metas)
+
+    monkeypatch.setattr(executor.CompiledGraph, "_plan", spy)
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="webgpu", dynamic=True)
+    for length, planned in ((5, 1), (6, 2), (7, 3), (5, 3), (8, 4), (5, 4), (7, 4), (6, 5), (5, 5), (8, 6), (7, 7)):
+        x = torch.arange(float(length))
+        assert torch.equal(compiled(x.to(DEVICE)).cpu(), x * 2 + 1)
+        assert len(made) == planned, length
+    assert len(backend.compiled[-1].plans) == 3
 
 
 # ---------------------------------------------------------------------------------------------------- models

@@ -152,24 +152,12 @@ def test_families(name: str) -> None:
         assert generator(prompt_of(size), 24, eos=()) == greedy(reference, prompt_of(size), 24)
 
 
-def test_sliding_windows() -> None:
+@pytest.mark.parametrize("name", models.WINDOWED)
+def test_sliding_windows(name: str) -> None:
     """Windows shorter than prompt and text."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=models.VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-        eos_token_id=None,
-    )
-    torch.manual_seed(5)
-    reference = models._init(MistralForCausalLM(config), 1)
-    generator = Generator(copy.deepcopy(reference).to(DEVICE), 64)
-    for size in (3, 13, 40):
+    reference, model = small(name)
+    generator = Generator(model, 64)
+    for size in (3, 40):
         assert generator(prompt_of(size), 20, eos=()) == greedy(reference, prompt_of(size), 20)
 
 
