@@ -91,7 +91,7 @@ def on_cuda(model: Any, prompt: torch.Tensor, length: int, runs: int, eager: boo
 
 
 def main() -> None:
-    """Measures and prints; ``--out`` writes JSON."""
+    """Measures and prints; ``--out`` writes JSON after every line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--sizes", default="0.5B")
@@ -126,8 +126,8 @@ def main() -> None:
                     row |= on(model, prompt, args.tokens + 16, args.runs, mode == "eager")
                     rows.append(row)
                     print(json.dumps({k: v for k, v in row.items() if k not in ("seconds", "kernels")}), flush=True)
-    if args.out:
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+                    if args.out:
+                        args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

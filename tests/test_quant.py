@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_webgpu import runtime
+from torch_webgpu.compiler.backend import compiled
 from torch_webgpu.llm.quant import (
     Kind,
     QuantisedEmbedding,
@@ -254,6 +255,35 @@ def test_quantised_on_the_device_too(kind: Kind) -> None:
     a, b = here.dequantise(), there.dequantise().cpu()
     assert (a - weight).norm() == pytest.approx(float((b - weight).norm()), rel=1e-3)
     assert torch.equal(there.to("cpu").dequantise(), b)
+
+
+class Siblings(nn.Module):
+    """Layers over one input, as queries, keys and values are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(2048, n) for n in (2048, 512, 512))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q(x).softmax(-1), self.k(x).softmax(-1), self.v(x).softmax(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_siblings_quantised_on_the_device(kind: Kind) -> None:
+    """They share a launch, and quantising keeps no memory for what it worked with."""
+    torch._dynamo.reset()
+    torch.webgpu.empty_cache()  # type: ignore[attr-defined]
+    before = torch.webgpu.memory_reserved()  # type: ignore[attr-defined]
+    model = quantise(Siblings().to(DEVICE).eval(), kind)
+    kept = sum(t.nbytes for t in model.buffers()) + 4 * 2048 * 2
+    assert torch.webgpu.memory_reserved() - before < 1.5 * kept  # type: ignore[attr-defined]
+    x = torch.randn(1, 2048, device=DEVICE)
+    with torch.no_grad():
+        expected = model(x)
+        got = torch.compile(model, backend="webgpu", fullgraph=True)(x)
+    assert [d.name for d in compiled[-1].plans[-1].dispatches if "linear" in d.name] == ["linear x3"]
+    for a, b in zip(got, expected, strict=True):
+        close(a, b.cpu().double(), torch.float32)
 
 
 def test_weights_that_cannot_be_quantised() -> None:

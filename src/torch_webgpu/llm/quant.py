@@ -297,6 +297,16 @@ def quantise(model: nn.Module, kind: Kind) -> nn.Module:
     _check_kind(kind)
     if type(model) is nn.Linear:
         return QuantisedLinear.from_linear(model, kind)
+    skipped = _replace_layers(model, kind)
+    if skipped:
+        log.warning("not quantised to %s: %s", kind, "; ".join(skipped))
+    if any(t.device.type == "webgpu" for t in model.buffers()):
+        torch.get_device_module("webgpu").empty_cache()  # of the float weights and what was worked out from them
+    return model.requires_grad_(False)
+
+
+def _replace_layers(model: nn.Module, kind: Kind) -> list[str]:
+    """Puts quantised layers in the place of those that fit; returns which do not, and why."""
     found = list(layers(model))
     products = {id(layer.weight) for _, _, _, layer in found if isinstance(layer, nn.Linear)}
     weights: dict[int, QuantisedWeight] = {}
@@ -315,6 +325,4 @@ def quantise(model: nn.Module, kind: Kind) -> nn.Module:
         if id(layer) not in modules:
             modules[id(layer)] = replacement(layer, weights[key])
         setattr(parent, name, modules[id(layer)])
-    if skipped:
-        log.warning("not quantised to %s: %s", kind, "; ".join(skipped))
-    return model.requires_grad_(False)
+    return skipped
