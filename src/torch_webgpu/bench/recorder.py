@@ -1,0 +1,105 @@
+"""Keeps a run's measurements in its file as they come, so that an interrupt loses nothing and a later run goes on."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from .environment import environment
+from .schema import Experiment, Measurement, Parameter, Run, Target, Unit, read, write
+
+
+class Recorder:
+    """One run in the making. Every measurement is on disk before ``add`` returns."""
+
+    def __init__(self, path: Path, command: Sequence[str] | None = None) -> None:
+        """
+        Args:
+            path: the result file. One of the same command that was interrupted is gone on with; see ``has``.
+            command: what was asked for; the process's own arguments unless given.
+
+        Raises:
+            FileExistsError: where the file holds a complete run, or one of another command.
+            ResultError: where it holds something else.
+        """
+        self.path, self.command = path, list(command if command is not None else sys.argv)
+        if path.exists():
+            former = read(path)
+            if former.complete or former.command != self.command:
+                what = "a complete run" if former.complete else f"an interrupted run of {' '.join(former.command)}"
+                raise FileExistsError(f"{path} holds {what}; choose another name, or delete it")
+            self.run = former
+        else:
+            now = datetime.now(timezone.utc)
+            self.run = Run(
+                run=uuid.uuid4().hex,
+                created=now,
+                command=self.command,
+                complete=False,
+                environment=environment(),
+                targets=[],
+                measurements=[],
+            )
+        self._keys = {m.key for m in self.run.measurements}
+
+    def target(self, target: Target) -> int:
+        """The target's number in this run."""
+        same = [t for t in self.run.targets if t.model_copy(update={"clocks": {}}) == target.model_copy(update={"clocks": {}})]
+        if same:
+            return self.run.targets.index(same[0])
+        self.run.targets.append(target)
+        return len(self.run.targets) - 1
+
+    def has(
+        self,
+        experiment: Experiment,
+        workload: str,
+        method: str,
+        target: int,
+        parameters: Mapping[str, Parameter],
+        metric: str,
+    ) -> bool:
+        """Whether the run already holds this quantity."""
+        return (experiment, workload, method, target, tuple(sorted(parameters.items())), metric) in self._keys
+
+    def add(
+        self,
+        experiment: Experiment,
+        workload: str,
+        method: str,
+        target: int,
+        parameters: Mapping[str, Parameter],
+        metric: str,
+        unit: Unit,
+        samples: Sequence[float],
+        warmup: Sequence[float] = (),
+        notes: Sequence[str] = (),
+    ) -> Measurement:
+        """Adds samples of one quantity and writes the file; ValueError for one that is there already."""
+        measurement = Measurement(
+            experiment=experiment,
+            workload=workload,
+            method=method,
+            target=target,
+            parameters=dict(parameters),
+            metric=metric,
+            unit=unit,
+            samples=list(samples),
+            warmup=list(warmup),
+            notes=list(notes),
+        )
+        if measurement.key in self._keys:
+            raise ValueError(f"{experiment} / {workload} / {method} / {dict(parameters)} / {metric} is measured already")
+        self.run.measurements.append(measurement)
+        self._keys.add(measurement.key)
+        write(self.run, self.path)
+        return measurement
+
+    def finish(self) -> Run:
+        """Marks the run as complete."""
+        self.run = self.run.model_copy(update={"complete": True})
+        write(self.run, self.path)
+        return self.run
