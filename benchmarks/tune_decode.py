@@ -139,6 +139,9 @@ def main() -> None:
     parser.add_argument("--layers", type=int)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument(
+        "--only", default="", help="rows of the weights (N) that are tuned, and 'attention'; everything unless given"
+    )
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -149,8 +152,10 @@ def main() -> None:
         model = quantise(model, args.quantize)
     step = Step(model.to("webgpu"), args.length, args.tokens)
     end = time.perf_counter() + args.seconds
-    rows = tune_attention(step)
+    only = args.only.split(",") if args.only else []
+    rows = tune_attention(step) if not only or "attention" in only else []
     roles = sorted(step.roles, key=lambda r: r[1] * r[2] * r[3])  # small products first: most of them in a step
+    roles = [role for role in roles if not only or str(role[1]) in only]
     for i, role in enumerate(roles):
         now = time.perf_counter()
         rows += tune(step, role, now + (end - now) / (len(roles) - i), args.dtype != "float32")

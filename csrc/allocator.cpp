@@ -1,6 +1,11 @@
 #include "allocator.h"
 
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Winterference-size"  // in PyTorch's header
+#endif
+#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <algorithm>
 #include <unordered_map>
@@ -24,8 +29,10 @@ constexpr uint64_t small_limit = granule * 64;
 std::vector<Block*>& free_list(uint64_t size) { return size <= small_limit ? small_pool[size / granule - 1] : pool[size]; }
 
 void release(Block* block) {
-  api.buffer_destroy(block->buffer);
-  api.buffer_release(block->buffer);
+  if (block->generation == device_generation()) {  // else it went with its device
+    api.buffer_destroy(block->buffer);
+    api.buffer_release(block->buffer);
+  }
   stats.reserved -= block->size;
   stats.blocks--;
   delete block;
@@ -93,6 +100,25 @@ struct Allocator final : c10::DeviceAllocator {
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {}
   void resetPeakStats(c10::DeviceIndex) override { reset_peak_memory_stats(); }
+  // Virtual in newer versions of PyTorch only.
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "WebGPU does not tell how much memory a device has or has left; torch.webgpu.memory_allocated() "
+        "and memory_reserved() count what this process uses");
+  }
+};
+
+// PyTorch calls it without asking whether there is one. Host memory is plain (see Hooks): nothing is cached or counted.
+struct HostAllocator final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override { return c10::GetCPUAllocator()->allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return c10::GetCPUAllocator()->raw_deleter(); }
+  void copy_data(void* dst, const void* src, size_t bytes) const override { memcpy(dst, src, bytes); }
+  bool record_event(void*, void*, c10::Stream) override { return false; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
 };
 }  // namespace
 
@@ -125,7 +151,7 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
       buffer = create(size);
     }
     if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");
-    block = new Block{buffer, size, next_id++};
+    block = new Block{buffer, size, next_id++, device_generation()};
     stats.reserved += size;
     stats.blocks++;
     stats.created++;
@@ -139,17 +165,26 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
 void free_block(Block* block) {
   Lock lock(device_mutex());
   stats.allocated -= block->size;
+  if (block->generation != device_generation()) return release(block);
   free_list(block->size).push_back(block);
 }
+
+namespace {
+void release_cached() {
+  for (auto& list : small_pool) release_list(list);
+  for (auto& entry : pool) release_list(entry.second);
+  pool.clear();
+}
+}  // namespace
+
+void forget_blocks() { release_cached(); }
 
 void empty_cache() {
   if (device_inherited()) return;
   Lock lock(device_mutex());
   flush();
   drop_bind_groups();  // they hold references to the buffers
-  for (auto& list : small_pool) release_list(list);
-  for (auto& entry : pool) release_list(entry.second);
-  pool.clear();
+  release_cached();
 }
 
 MemoryStats memory_stats() {
@@ -164,7 +199,9 @@ void reset_peak_memory_stats() {
 }
 
 static Allocator the_allocator(false), results(true);
+static HostAllocator host_allocator;
 REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &the_allocator)
+REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, &host_allocator)
 
 c10::Allocator* allocator() { return &the_allocator; }
 c10::Allocator* result_allocator() { return &results; }

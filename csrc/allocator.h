@@ -3,6 +3,7 @@
 #include <c10/core/Allocator.h>
 
 #include "api.h"
+#include "device.h"
 
 namespace webgpu {
 
@@ -10,6 +11,11 @@ struct Block {
   Handle buffer;
   uint64_t size;  // bytes, a size class
   uint64_t id;    // never reused
+  uint32_t generation;
+  // Throws where the block was on a device that is lost.
+  void require() const {
+    if (__builtin_expect(generation != device_generation(), 0)) raise_gone();
+  }
 };
 
 struct MemoryStats {
@@ -25,6 +31,7 @@ c10::Allocator* result_allocator();
 // Bytes are rounded up to the size class. Throws OutOfMemoryError. The device lock is taken inside.
 Block* allocate_block(uint64_t bytes, bool coarse = false);
 void free_block(Block*);
+void forget_blocks();  // those of a lost device
 void empty_cache();
 MemoryStats memory_stats();
 void reset_peak_memory_stats();

@@ -63,6 +63,14 @@ PyObject* py_attach(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* py_detach(PyObject*, PyObject*) {
+  bool detached = false;
+  PyObject* done = guarded([&] { detached = detach_device(); });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return PyBool_FromLong(detached);
+}
+
 PyObject* py_callbacks(PyObject*, PyObject*) {
   return Py_BuildValue("KK", reinterpret_cast<unsigned long long>(&on_uncaptured_error),
                        reinterpret_cast<unsigned long long>(&on_device_lost));
@@ -92,8 +100,15 @@ PyObject* py_add_pipeline(PyObject*, PyObject* args) {
   return PyLong_FromUnsignedLong(id);
 }
 
-PyObject* py_set_miss_handler(PyObject*, PyObject* callable) {
-  set_miss_handler(callable);
+PyObject* py_set_miss_handler(PyObject*, PyObject* args) {
+  PyObject *miss, *trace;
+  if (!PyArg_ParseTuple(args, "OO", &miss, &trace)) return nullptr;
+  set_miss_handler(miss, trace);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_verify_recipes(PyObject*, PyObject* on) {
+  set_verifying(PyObject_IsTrue(on));
   Py_RETURN_NONE;
 }
 
@@ -187,18 +202,19 @@ PyObject* py_stats(PyObject*, PyObject*) {
   });
   if (!done) return nullptr;
   Py_DECREF(done);
-  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "recipes", r.recipes,
-                       "bind_groups", e.bind_groups, "bind_group_misses", e.bind_group_misses, "fallbacks", r.fallbacks,
-                       "dispatches", q.dispatches, "encoded", e.dispatches, "submits", e.submits, "readbacks", q.readbacks,
-                       "key_ns", r.key_ns, "output_ns", r.output_ns, "record_ns", r.record_ns, "stack_ns", r.stack_ns,
-                       "miss_ns", r.miss_ns);
+  return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "launches", r.launches, "misses", r.misses, "derived",
+                       r.derived, "recipes", r.recipes, "bind_groups", e.bind_groups, "bind_group_misses",
+                       e.bind_group_misses, "fallbacks", r.fallbacks, "dispatches", q.dispatches, "encoded", e.dispatches,
+                       "submits", e.submits, "readbacks", q.readbacks, "key_ns", r.key_ns, "output_ns", r.output_ns,
+                       "record_ns", r.record_ns, "stack_ns", r.stack_ns, "miss_ns", r.miss_ns);
 }
 
 PyObject* py_make_plans(PyObject*, PyObject* args) {
   const char* name;
   PyObject* miss;
-  if (!PyArg_ParseTuple(args, "sO", &name, &miss)) return nullptr;
-  return make_plans(name, miss);
+  Py_ssize_t most = PY_SSIZE_T_MAX;
+  if (!PyArg_ParseTuple(args, "sO|n", &name, &miss, &most)) return nullptr;
+  return make_plans(name, miss, static_cast<size_t>(most));
 }
 
 PyObject* py_drain(PyObject*, PyObject*) {
@@ -211,14 +227,18 @@ PyObject* py_drain(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"attach", py_attach, METH_VARARGS,
      "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
+    {"detach", py_detach, METH_NOARGS, "forgets a lost device; whether there was one"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
     {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},
-    {"set_miss_handler", py_set_miss_handler, METH_O, "the callable that makes recipes"},
+    {"set_miss_handler", py_set_miss_handler, METH_VARARGS,
+     "set_miss_handler(miss, trace): the callables that make recipes"},
+    {"verify_recipes", py_verify_recipes, METH_O, "compare every derived recipe with the one that Python makes"},
     {"register_op", py_register_op, METH_VARARGS, "register_op(namespace, name.overload)"},
     {"has_schema", py_has_schema, METH_VARARGS, "has_schema(name, overload)"},
     {"register_error", py_register_error, METH_VARARGS, "register_error(class, message) -> id written by kernels"},
-    {"make_plans", py_make_plans, METH_VARARGS, "make_plans(name, miss) -> capsule of a graph's plans, by signature"},
+    {"make_plans", py_make_plans, METH_VARARGS,
+     "make_plans(name, miss, most=unbounded) -> capsule of a graph's plans, by signature"},
     {"run_plans", py_run_plans, METH_VARARGS, "run_plans(capsule, args, times) -> outputs of the last replay, or None"},
     {"begin_read", py_begin_read, METH_O, "begin_read(contiguous tensor) -> capsule; submits a copy and does not wait"},
     {"finish_read", py_finish_read, METH_O, "finish_read(capsule) -> bytes; waits for that copy alone; once for each"},

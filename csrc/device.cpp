@@ -2,7 +2,13 @@
 
 #include "device.h"
 
+#include "allocator.h"
+#include "encoder.h"
+#include "queue.h"
+#include "recipe.h"
+
 #include <c10/util/Exception.h>
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -25,11 +31,18 @@ std::atomic<bool> any_error{false};
 std::atomic<bool> ready{false};
 std::atomic<bool> lost{false};
 std::atomic<bool> inherited{false};
+std::atomic<uint32_t> generation{0};
+std::vector<Handle> retired;  // lost devices, whose errors come too late
 std::string why_lost;
 
 std::string to_string(StringView text) {
   if (!text.data) return {};
   return {text.data, text.length == SIZE_MAX ? strlen(text.data) : text.length};
+}
+
+bool late(void* const* from) {
+  std::lock_guard<std::mutex> guard(error_mutex);
+  return from && std::find(retired.begin(), retired.end(), *from) != retired.end();
 }
 
 void add_error(uint32_t type, StringView message) {
@@ -54,13 +67,16 @@ std::recursive_mutex& device_mutex() {
   return mutex;
 }
 
-void on_uncaptured_error(void* const*, uint32_t type, StringView message, void*, void*) {
+void on_uncaptured_error(void* const* from, uint32_t type, StringView message, void*, void*) {
+  if (late(from)) return;
   add_error(type, message);
   // wgpu-native refuses commands some time before it reports the loss.
   if (type == 2 && to_string(message).find("device is lost") != std::string::npos) lose("the WebGPU library lost it");
 }
 
-void on_device_lost(void* const*, uint32_t, StringView message, void*, void*) { lose(to_string(message)); }
+void on_device_lost(void* const* from, uint32_t, StringView message, void*, void*) {
+  if (!late(from)) lose(to_string(message));
+}
 
 bool device_inherited() { return inherited.load(std::memory_order_relaxed); }
 
@@ -90,7 +106,9 @@ void raise_errors(const std::string& context) {
                      : worst->type == 2 ? "ValidationError"
                                         : "InternalError";
   std::string text = context.empty() ? worst->message : context + ": " + worst->message;
-  if (worst->type == 6) text += " (the device is lost: restart the process to get it back)";
+  if (worst->type == 6 && !inherited) {
+    text += " (the device is lost; torch.webgpu.reset() opens it anew, but tensors made before are gone)";
+  }
   raise_python(kind, text);
 }
 
@@ -129,6 +147,26 @@ void after_fork() {
   }
 }
 #endif
+
+uint32_t device_generation() { return generation.load(std::memory_order_relaxed); }
+
+void raise_gone() { raise_python("DeviceLostError", "this tensor was on a device that has been lost since; make it again"); }
+
+bool detach_device() {
+  Lock lock(device_mutex());
+  if (!device_ready() || !device_lost()) return false;
+  if (inherited) raise_errors("");
+  forget_commands();
+  forget_encoded();
+  generation++;
+  forget_blocks();
+  clear_recipes();
+  std::lock_guard<std::mutex> guard(error_mutex);
+  retired.push_back(device.device);
+  errors.clear();
+  ready = lost = any_error = false;
+  return true;
+}
 
 void attach_device(const std::string& library, const Device& handles) {
   Lock lock(device_mutex());

@@ -40,6 +40,11 @@ std::recursive_mutex& device_mutex();
 void ensure_device();
 bool device_ready();
 void attach_device(const std::string& library, const Device& handles);
+// Forgets a lost device and everything made with it, so that another can be attached. False where none is lost.
+bool detach_device();
+// Which of the devices of this process is meant, counted from 0: what was made with another one is gone.
+uint32_t device_generation();
+[[noreturn]] void raise_gone();
 
 // C callbacks handed to the libraries: they only append to a list.
 void on_uncaptured_error(void* const* device, uint32_t type, StringView message, void*, void*);
@@ -47,7 +52,7 @@ void on_device_lost(void* const* device, uint32_t reason, StringView message, vo
 
 std::vector<DeviceError> take_errors();
 bool has_errors();
-// Once the device is lost every call raises; `take_errors` goes on naming the loss.
+// Once the device is lost every call raises, until it is detached; `take_errors` goes on naming the loss.
 bool device_lost();
 // In a child of fork(): the device is lost, and neither its library nor the encoder's state may be touched.
 bool device_inherited();

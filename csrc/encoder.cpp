@@ -252,6 +252,16 @@ void drop_bind_groups() {
   release_bind_groups(e);
 }
 
+void forget_encoded() {
+  drain();
+  Encoder& e = state();
+  std::lock_guard<std::mutex> guard(e.encoding);
+  e.bind_groups.clear();
+  e.bind_group_count = 0;
+  e.ring = e.upload_buffer = nullptr;
+  e.in_flight.clear();
+}
+
 EncoderStats encoder_stats() {
   Encoder& e = state();
   return {e.submits, e.dispatches, e.bind_group_count, e.bind_group_misses};

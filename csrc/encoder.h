@@ -18,6 +18,7 @@ struct Pipeline {
   Handle pipeline, layout;
   uint32_t bindings;       // storage buffers; the uniform follows them
   uint32_t uniform_slots;  // of 256 bytes
+  bool operator==(const Pipeline&) const = default;
 };
 
 // What a binding covers.
@@ -52,6 +53,9 @@ void submit_batch_now(Batch& batch);
 void drain();
 // Forgets all bind groups; they hold references to buffers. Drains first.
 void drop_bind_groups();
+
+// Forgets what was made with a lost device.
+void forget_encoded();
 
 struct EncoderStats {
   uint64_t submits, dispatches, bind_groups, bind_group_misses;

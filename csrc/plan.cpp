@@ -14,6 +14,7 @@ struct Entry {
   std::vector<uint64_t> words;
   std::vector<uint64_t> values;  // of the call's numbers; they matter where the recipe was made for them (specialise)
   Recipe recipe;
+  uint64_t used = 0;  // the call that used it last
 };
 }  // namespace
 
@@ -21,7 +22,11 @@ struct Entry {
 struct Plans {
   std::string name;
   PyObject* miss;
+  size_t most;  // sizes that never come back (a cache that grows token by token) would fill the memory
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Entry>>> entries;
+  size_t count = 0;
+  uint64_t calls = 0;
+  uint32_t generation = device_generation();
 };
 
 namespace {
@@ -49,6 +54,23 @@ std::shared_ptr<Entry> find(Plans& plans, uint64_t hash, const Signature& signat
   return nullptr;
 }
 
+void add(Plans& plans, uint64_t hash, const std::shared_ptr<Entry>& entry) {
+  if (plans.count >= plans.most && plans.count) {
+    auto oldest = plans.entries.begin();
+    size_t at = 0;
+    for (auto bucket = plans.entries.begin(); bucket != plans.entries.end(); ++bucket) {
+      for (size_t i = 0; i < bucket->second.size(); i++) {
+        if (bucket->second[i]->used < oldest->second[at]->used) oldest = bucket, at = i;
+      }
+    }
+    oldest->second.erase(oldest->second.begin() + at);
+    if (oldest->second.empty()) plans.entries.erase(oldest);
+    plans.count--;
+  }
+  plans.entries[hash].push_back(entry);
+  plans.count++;
+}
+
 // Takes the GIL; without the device lock. Null where Python says that the graph cannot run as a plan.
 std::shared_ptr<Entry> ask_python(Plans& plans, at::ArrayRef<c10::IValue> args) {
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -65,9 +87,9 @@ std::shared_ptr<Entry> ask_python(Plans& plans, at::ArrayRef<c10::IValue> args) 
 }
 }  // namespace
 
-PyObject* make_plans(const std::string& name, PyObject* miss) {
+PyObject* make_plans(const std::string& name, PyObject* miss, size_t most) {
   Py_INCREF(miss);
-  return PyCapsule_New(new Plans{name, miss, {}}, capsule_name, free_plans);
+  return PyCapsule_New(new Plans{name, miss, most, {}, 0, 0, device_generation()}, capsule_name, free_plans);
 }
 
 Plans* plans_of(PyObject* capsule) { return static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name)); }
@@ -78,6 +100,11 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
   Lock lock(device_mutex());
+  if (plans.generation != device_generation()) {  // the pipelines went with their device
+    plans.entries.clear();
+    plans.count = 0;
+    plans.generation = device_generation();
+  }
   auto entry = find(plans, hash, signature);
   watch.lap(stats.key_ns);
   if (!entry) {
@@ -87,8 +114,9 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
     entry->words.assign(signature.words.begin(), signature.words.end());
     entry->values.assign(signature.values.begin(), signature.values.end());
     lock.lock();
-    if (!find(plans, hash, signature)) plans.entries[hash].push_back(entry);
+    if (!find(plans, hash, signature)) add(plans, hash, entry);
   }
+  entry->used = ++plans.calls;
   if (entry->recipe.kind == Recipe::Kind::fallback) return false;
   HoldSubmits hold;  // one submit, unless the plan needs more uniform slots than a batch has
   for (uint64_t i = 0; i < times; i++) {

@@ -11,8 +11,9 @@ namespace webgpu {
 
 struct Plans;
 
-// A capsule that holds the plans of one graph; `miss` makes the plan of a new signature (GIL held).
-PyObject* make_plans(const std::string& name, PyObject* miss);
+// A capsule that holds the plans of one graph; `miss` makes the plan of a new signature (GIL held). It keeps
+// `most` plans: beyond, a new one takes the place of the one used last the longest ago.
+PyObject* make_plans(const std::string& name, PyObject* miss, size_t most);
 Plans* plans_of(PyObject* capsule);
 // Replays the plan `times` times; the outputs are those of the last. False where the signature has no plan. Without the GIL.
 bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs);

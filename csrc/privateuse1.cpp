@@ -19,6 +19,7 @@
 
 #include "allocator.h"
 #include "device.h"
+#include "event.h"
 #include "generator.h"
 #include "privateuse1.h"
 #include "queue.h"
@@ -56,6 +57,27 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getNewStream(c10::Device, int) const override { return getStream(the_device); }
   c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override { return getStream(the_device); }
   void synchronizeStream(const c10::Stream&) const override { synchronize(); }
+  bool queryStream(const c10::Stream&) const override { return queue_idle(); }
+  void* getStreamNativeHandle(const c10::Stream) const override {
+    ensure_device();
+    return device.queue;
+  }
+  void record(void** event, const c10::Stream&, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+    if (!*event) *event = new Event;
+    static_cast<Event*>(*event)->record(flag == c10::EventFlag::BACKEND_DEFAULT);
+  }
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void* event) const override { return !event || static_cast<Event*>(event)->done(); }
+  void synchronizeEvent(void* event) const override {
+    if (event) static_cast<Event*>(event)->wait();
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    auto ns = [](void* event) { return event ? static_cast<Event*>(event)->finished_ns : -1; };
+    TORCH_CHECK(ns(first) >= 0 && ns(second) >= 0,
+                "webgpu: elapsed_time needs two recorded events that were made with enable_timing=True");
+    return double(ns(second) - ns(first)) * 1e-6;
+  }
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
     c10::DeviceCapability dtypes;
     dtypes.capability_data.capability_bits = 0;
@@ -244,6 +266,8 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
   return copy_from(self, dst, false);
 }
 
+void record_stream(Tensor&, c10::Stream) {}  // one queue orders everything
+
 bool equal(const Tensor& a, const Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   return a.numel() == 0 || a.eq(b).all().item<bool>();
@@ -319,6 +343,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_strided));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
   m.impl("set_", TORCH_FN(set_nothing));
+  m.impl("record_stream", TORCH_FN(record_stream));
   m.impl("equal", TORCH_FN(equal));
   m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(fused_attention));
 }

@@ -20,7 +20,7 @@ const char* const asynchronous = "in a launch before this call (TORCH_WEBGPU_DEB
 Batch batch;  // recorded and not yet handed to the encoder
 uint32_t submit_interval = 64;
 uint32_t held;  // number of HoldSubmits alive
-uint64_t dispatches, readbacks;
+uint64_t dispatches, readbacks, recorded;
 
 // Small uploads: written to one buffer just before the submit whose commands copy them to their places.
 constexpr uint64_t small_upload = 64 << 10;
@@ -39,6 +39,7 @@ constexpr uint64_t staging_chunk = uint64_t(64) << 20;
 void record(const Command& command) {
   if (C10_UNLIKELY(device_lost())) raise_errors("");
   batch.commands.push_back(command);
+  recorded++;
   if (batch.commands.size() >= (held ? ring_slots : submit_interval)) flush();
 }
 
@@ -90,24 +91,44 @@ void flush_into(const Staging& staging) {
   }
 }
 
-// Maps a staging buffer, waiting for the GPU, and copies it out. `all` waits for everything submitted, which is quickest
-// where nothing newer is.
-void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use, bool all = true) {
-  auto* answer = new MapStatus(0);
+// A staging buffer on its way to the host.
+struct Mapping {
+  MapStatus* answer = nullptr;
+  Future future{};
+};
+
+Mapping start_mapping(const Staging& staging, uint64_t bytes) {
+  Mapping mapping{new MapStatus(0)};
   constexpr uint32_t wait_any_only = 1, allow_spontaneous = 3;
-  MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped, answer, nullptr};
-  Future future = api.map_async(staging.buffer, 1, 0, bytes, info);
+  MapCallbackInfo info{nullptr, device.dawn ? wait_any_only : allow_spontaneous, on_mapped, mapping.answer, nullptr};
+  mapping.future = api.map_async(staging.buffer, 1, 0, bytes, info);
+  return mapping;
+}
+
+// Lets the library answer, if it can without waiting.
+void poll(const Mapping& mapping) {
   if (device.dawn) {
-    FutureWaitInfo wait{future, 0};
-    api.wait_any(device.instance, 1, &wait, UINT64_MAX);
+    FutureWaitInfo wait{mapping.future, 0};
+    if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, 0);
   } else {
-    while (!*answer && !device_lost()) {
+    api.device_poll(device.device, 0, nullptr);
+  }
+}
+
+// Waits for a mapping and copies it out. `all` waits for everything submitted, which is quickest where nothing newer is.
+void copy_mapped(const Staging& staging, const Mapping& mapping, uint64_t bytes, const std::function<void(const char*)>& use,
+                 bool all) {
+  if (device.dawn) {
+    FutureWaitInfo wait{mapping.future, 0};
+    if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, UINT64_MAX);
+  } else {
+    while (!*mapping.answer && !device_lost()) {
       api.device_poll(device.device, all, nullptr);
-      if (!all && !*answer) usleep(20);
+      if (!all && !*mapping.answer) usleep(20);
     }
   }
-  uint32_t status = *answer;
-  if (status) delete answer;  // else a lost device may still write to it
+  uint32_t status = *mapping.answer;
+  if (status) delete mapping.answer;  // else a lost device may still write to it
   if (status != 1) {
     api.buffer_release(staging.buffer);
     raise_errors("reading a tensor back");
@@ -116,6 +137,10 @@ void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<vo
   use(static_cast<const char*>(api.mapped_range(staging.buffer, 0, bytes)));
   api.unmap(staging.buffer);
   give_staging(staging);
+}
+
+void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<void(const char*)>& use) {
+  copy_mapped(staging, start_mapping(staging, bytes), bytes, use, true);
 }
 
 void raise_device_error(const uint32_t* words) {
@@ -162,6 +187,13 @@ void flush() {
   submit_batch(batch);
 }
 
+void forget_commands() {
+  batch.clear();
+  staging_pool.clear();
+  if (errors_block) free_block(std::exchange(errors_block, nullptr));
+  errors_expected = false;
+}
+
 HoldSubmits::HoldSubmits() { held++; }
 HoldSubmits::~HoldSubmits() { held--; }
 
@@ -187,6 +219,11 @@ void set_submit_interval(uint32_t launches) {
   submit_interval = std::min(std::max(launches, 1u), ring_slots);
 }
 
+uint64_t commands_recorded() {
+  Lock lock(device_mutex());
+  return recorded;
+}
+
 QueueStats queue_stats() {
   Lock lock(device_mutex());
   return {dispatches, readbacks};
@@ -206,6 +243,7 @@ void record_upload(const Block& dst, uint64_t offset, const void* data, uint64_t
 void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  dst.require();
   if (bytes <= small_upload) return record_upload(dst, offset, data, bytes);
   submit_batch_now(batch);  // a queue write runs before commands that are recorded but not submitted
   if (device_lost()) raise_errors("");
@@ -221,6 +259,7 @@ void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t b
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  src.require();
   readbacks++;
   for (uint64_t done = 0; done < bytes;) {
     uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
@@ -246,26 +285,48 @@ struct PendingRead {
   Staging staging;
   uint64_t skip, bytes, span;
   bool check;
+  Mapping mapping;
+  uint32_t generation = device_generation();
+  uint64_t copied() const { return span + (check ? 16 : 0); }
 };
 
-PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes) {
+PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes, bool check) {
   Lock lock(device_mutex());
+  src.require();
   readbacks++;
   uint64_t first = offset & ~uint64_t(3), span = ((offset + bytes + 3) & ~uint64_t(3)) - first;
-  auto* pending = new PendingRead{take_staging(span + 16), offset - first, bytes, span, errors_expected};
+  auto* pending = new PendingRead{take_staging(span + 16), offset - first, bytes, span, check && errors_expected, {}};
   record_copy(src.buffer, first, pending->staging.buffer, 0, span);
   if (pending->check) record_copy(error_block().buffer, 0, pending->staging.buffer, span, 16);
-  errors_expected = false;
+  if (check) errors_expected = false;
   flush();
   return pending;
 }
 
+bool read_ready(PendingRead* pending) {
+  Lock lock(device_mutex());
+  if (device_lost() || pending->generation != device_generation()) return true;  // finish_read raises
+  drain();
+  if (!pending->mapping.answer) pending->mapping = start_mapping(pending->staging, pending->copied());
+  poll(pending->mapping);
+  return *pending->mapping.answer || has_errors();
+}
+
+namespace {
+// Once submitted. A buffer that is being mapped cannot serve again.
+void abandon(PendingRead& pending) {
+  if (!pending.mapping.answer) return give_staging(pending.staging);
+  api.buffer_release(pending.staging.buffer);  // the callback may still come: its answer is not freed
+}
+}  // namespace
+
 void finish_read(PendingRead* owned, void* data) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
+  if (pending->generation != device_generation()) raise_gone();
   drain();
   if (has_errors()) {
-    give_staging(pending->staging);
+    abandon(*pending);
     raise_errors(asynchronous);
   }
   uint32_t words[error_words] = {};
@@ -273,21 +334,25 @@ void finish_read(PendingRead* owned, void* data) {
     memcpy(data, mapped + pending->skip, pending->bytes);
     if (pending->check) memcpy(words, mapped + pending->span, sizeof words);
   };
-  map_and_copy(pending->staging, pending->span + (pending->check ? 16 : 0), use, false);
+  if (!pending->mapping.answer) pending->mapping = start_mapping(pending->staging, pending->copied());
+  copy_mapped(pending->staging, pending->mapping, pending->copied(), use, false);
   if (words[0]) raise_device_error(words);
 }
 
 void drop_read(PendingRead* owned) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
+  if (device_inherited() || pending->generation != device_generation()) return;  // the buffers are not ours, or gone
   if (pending->check) errors_expected = true;
   drain();  // the copy must be submitted before its buffer may go
-  give_staging(pending->staging);
+  abandon(*pending);
 }
 
 void copy_blocks(const Block& src, uint64_t src_offset, const Block& dst, uint64_t dst_offset, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
+  src.require();
+  dst.require();
   record_copy(src.buffer, src_offset, dst.buffer, dst_offset, (bytes + 3) & ~uint64_t(3));
 }
 

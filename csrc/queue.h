@@ -21,6 +21,8 @@ void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint
                      const uint32_t* groups);
 // Hands what is recorded to the encoder.
 void flush();
+// Forgets what was recorded for a lost device, and what was made with it.
+void forget_commands();
 // While one lives, a batch is handed over only when its uniform slots are used up, or by flush(). Needs the device lock.
 struct HoldSubmits {
   HoldSubmits();
@@ -32,6 +34,7 @@ void synchronize();
 void wait_idle();
 void set_submit_interval(uint32_t commands);
 QueueStats queue_stats();
+uint64_t commands_recorded();
 
 // The offset must be a multiple of four; up to three bytes after the range are overwritten. Up to 64 KiB neither submit nor
 // wait. `data` is free on return.
@@ -40,7 +43,10 @@ void write_bytes(const Block& dst, uint64_t offset, const void* data, uint64_t b
 void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes);
 // The same in two steps: the copy is recorded and submitted now, and waited for later, while newer work goes on.
 struct PendingRead;
-PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes);
+// `check`: what kernels have reported by then comes with it.
+PendingRead* begin_read(const Block& src, uint64_t offset, uint64_t bytes, bool check = true);
+// Whether finish_read would not wait.
+bool read_ready(PendingRead*);
 // Once for each, one of them; frees it. What kernels reported meanwhile is raised by `finish_read`, or by a later wait.
 void finish_read(PendingRead*, void* data);
 void drop_read(PendingRead*);

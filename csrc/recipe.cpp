@@ -5,12 +5,14 @@
 #include <unordered_map>
 
 #include "device.h"
+#include "family.h"
 #include "replay.h"
 
 namespace webgpu {
 
 namespace {
-PyObject* miss_handler;
+PyObject *miss_handler, *trace_handler;
+bool verifying;
 std::unordered_map<std::string, uint64_t> fallen_back;  // by op
 
 struct Entry {
@@ -44,14 +46,16 @@ void store_entry(uint64_t hash, c10::ArrayRef<uint64_t> words, EntryPtr entry) {
 
 std::string operator_name(const void* op) { return toString(static_cast<const c10::OperatorHandle*>(op)->operator_name()); }
 
+PyObject* call_python(PyObject* handler, const c10::OperatorHandle& op, PyObject* described) {
+  auto& name = op.operator_name();
+  return described ? PyObject_CallFunction(handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described)
+                   : nullptr;
+}
+
 // Asks Python for the recipe. Runs without the device lock, takes the GIL.
 EntryPtr ask_python(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, bool& redispatch) {
   PyGILState_STATE gil = PyGILState_Ensure();
-  auto& name = op.operator_name();
-  PyObject* described = describe_arguments(args);
-  PyObject* result =
-      described ? PyObject_CallFunction(miss_handler, "ssN", name.name.c_str(), name.overload_name.c_str(), described)
-                : nullptr;
+  PyObject* result = call_python(miss_handler, op, describe_arguments(args));
   if (!result) rethrow_python(gil);
   auto entry = std::make_shared<Entry>();
   redispatch = PyUnicode_Check(result) && PyUnicode_CompareWithASCIIString(result, "redispatch") == 0;
@@ -64,6 +68,81 @@ EntryPtr ask_python(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arg
   Py_DECREF(result);
   if (PyErr_Occurred()) rethrow_python(gil);
   PyGILState_Release(gil);
+  return entry;
+}
+
+// Like ask_python, with some numbers as symbols. None where the lowering declines, fails or depends on numbers that are not
+// part of the family; ask_python then has the last word.
+std::optional<Template> trace_python(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, const FamilyKey& key,
+                                     std::vector<bool> symbolic) {
+  PyGILState_STATE gil = PyGILState_Ensure();
+  std::optional<Template> made;
+  if (!Trace::active()) {
+    Trace trace;
+    PyObject* result = call_python(trace_handler, op, describe_arguments(args, &symbolic));
+    if (!result) rethrow_python(gil);
+    if (result != Py_None) {
+      Template read;
+      read.recipe = parse_recipe(result, &read.holes);
+      if (!PyErr_Occurred() && !trace.failed) {
+        read.numbers.assign(key.numbers.begin(), key.numbers.end());
+        read.symbolic = std::move(symbolic);
+        read.code = std::move(trace.code);
+        made = std::move(read);
+      }
+    }
+    Py_DECREF(result);
+    PyErr_Clear();
+  }
+  PyGILState_Release(gil);
+  return made;
+}
+
+// In tests: what was derived or traced is what Python says.
+void verify(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, const Recipe& recipe) {
+  bool redispatch = false;
+  TORCH_INTERNAL_ASSERT(ask_python(op, args, redispatch)->recipe == recipe, toString(op.operator_name()),
+                        ": the derived recipe is not the one that Python makes");
+}
+
+// The recipe of a call that is not known yet. Without the device lock.
+EntryPtr make_entry(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, bool specialised, bool& redispatch) {
+  FamilyKey key = family_key(op, args);
+  auto entry = std::make_shared<Entry>();
+  std::optional<std::vector<bool>> symbolic;
+  bool by_value = specialised;
+  {
+    Lock lock(device_mutex());
+    by_value = by_value || depends_on_values(key);
+    if (by_value) key.add_values();
+    if (auto recipe = derive(key)) {
+      stats.derived++;
+      entry->recipe = std::move(*recipe);
+      lock.unlock();
+      if (C10_UNLIKELY(verifying)) verify(op, args, entry->recipe);
+      return entry;
+    }
+    symbolic = what_to_trace(key);
+    stats.misses++;
+  }
+  ensure_device();
+  if (symbolic) {
+    auto made = trace_python(op, args, key, std::move(*symbolic));
+    if (made && (by_value || made->recipe.kind == Recipe::Kind::launch)) {
+      if (C10_UNLIKELY(verifying)) verify(op, args, made->recipe);
+      entry->recipe = made->recipe;
+      Lock lock(device_mutex());
+      store_template(key, std::move(*made));
+      return entry;
+    }
+  }
+  entry = ask_python(op, args, redispatch);
+  Lock lock(device_mutex());
+  if (entry->recipe.kind == Recipe::Kind::specialise) {
+    if (!by_value) note_values(key);
+  } else if (entry->recipe.kind != Recipe::Kind::launch) {
+    close_family(key);
+  }
   return entry;
 }
 }  // namespace
@@ -90,12 +169,10 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   watch.lap(stats.key_ns);
   if (!entry) {
     lock.unlock();
-    ensure_device();
     bool redispatch = false;
-    entry = ask_python(op, args, redispatch);
+    entry = make_entry(op, args, specialised, redispatch);
     if (redispatch) return op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), stack);
     lock.lock();
-    stats.misses++;
     if (entry->recipe.kind == Recipe::Kind::specialise && !specialised) {
       auto marker = std::make_shared<Entry>();
       marker->recipe.kind = Recipe::Kind::specialise;
@@ -127,10 +204,12 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   watch.lap(stats.stack_ns);
 }
 
-void set_miss_handler(PyObject* callable) {
-  Py_INCREF(callable);
-  Py_XSETREF(miss_handler, callable);
+void set_miss_handler(PyObject* miss, PyObject* trace) {
+  Py_XSETREF(miss_handler, Py_NewRef(miss));
+  Py_XSETREF(trace_handler, Py_NewRef(trace));
 }
+
+void set_verifying(bool on) { verifying = on; }
 
 void set_profiling(bool on) { profiling = on; }
 
@@ -154,6 +233,7 @@ std::vector<std::pair<std::string, uint64_t>> fallback_counts() {
 void clear_recipes() {
   Lock lock(device_mutex());
   cache.clear();
+  clear_families();
   stats.recipes = 0;
 }
 

@@ -21,6 +21,7 @@ struct Operand {
   int64_t delta;      // elements added to the tensor's storage offset
   uint64_t extent;    // elements from there that the launch may touch
   uint32_t itemsize;  // bytes
+  bool operator==(const Operand&) const = default;
 };
 
 // A uniform word that changes between replays.
@@ -31,6 +32,7 @@ struct Patch {
   bool tensor;    // the value is a 0-dim CPU tensor (index: flattened tensor), else a scalar argument (index: argument)
   int32_t index;  // for random: the generator argument or -1
   int64_t count;  // for random: counters consumed
+  bool operator==(const Patch&) const = default;
 };
 
 struct Step {
@@ -39,6 +41,7 @@ struct Step {
   std::vector<uint32_t> words;
   std::vector<Patch> patches;
   uint32_t groups[3];
+  bool operator==(const Step&) const = default;
 };
 
 struct Output {
@@ -47,6 +50,7 @@ struct Output {
   std::vector<int64_t> sizes, strides;
   bool view = false;
   int64_t offset = 0;  // of a view, elements from the start of its base
+  bool operator==(const Output&) const = default;
 };
 
 struct Recipe {
@@ -57,10 +61,11 @@ struct Recipe {
   std::vector<uint64_t> temps;  // bytes
   std::vector<Step> steps;
   std::vector<int32_t> returned;  // of a plan: which outputs the call returns; -1 is none
+  bool operator==(const Recipe&) const = default;
 };
 
 struct RecipeStats {
-  uint64_t launches = 0, misses = 0, recipes = 0, fallbacks = 0;
+  uint64_t launches = 0, misses = 0, derived = 0, recipes = 0, fallbacks = 0;
   // ns, only counted while profiling
   uint64_t key_ns = 0, output_ns = 0, record_ns = 0, stack_ns = 0, miss_ns = 0;
 };
@@ -68,7 +73,8 @@ struct RecipeStats {
 // The boxed kernel of every op: key → recipe → replay; a miss asks Python.
 void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-void set_miss_handler(PyObject* callable);
+void set_miss_handler(PyObject* miss, PyObject* trace);
+void set_verifying(bool on);
 void set_profiling(bool on);
 RecipeStats recipe_stats();
 void reset_recipe_stats();
@@ -77,9 +83,17 @@ std::vector<std::pair<std::string, uint64_t>> fallback_counts();
 uint32_t add_pipeline(Pipeline);
 const Pipeline& pipeline_at(uint32_t id);
 
-// bridge.cpp: Python's view of arguments and recipes (GIL held).
+// A number in a recipe that depends on the sizes of the call, by the instruction of a trace that computes it.
+struct Hole {
+  enum Place : uint8_t { output_size, output_stride, temp, delta, extent, word, group, count } place;
+  uint32_t outer, inner;
+  int32_t node;
+};
+
+// bridge.cpp: Python's view of arguments and recipes (GIL held). Numbers at `symbolic` become inputs of the running trace.
 void init_meta_type(PyObject* module);
-PyObject* describe_arguments(at::ArrayRef<c10::IValue> args);
-Recipe parse_recipe(PyObject* result);
+PyObject* describe_arguments(at::ArrayRef<c10::IValue> args, const std::vector<bool>* symbolic = nullptr);
+Recipe parse_recipe(PyObject* result, std::vector<Hole>* holes = nullptr);
+void fill(Recipe& recipe, const std::vector<Hole>& holes, const std::vector<int64_t>& values);
 
 }  // namespace webgpu

@@ -114,6 +114,7 @@ void place_operands(const Call& call, const Step& step, Window* windows, uint32_
     auto& operand = step.operands[i];
     auto [block, start] = call.locate(operand.ref);
     if (C10_UNLIKELY(!block)) raise_python("InternalError", describe(call) + ": an operand has no storage");
+    block->require();
     uint64_t low = start + operand.delta * operand.itemsize, high = low + operand.extent * operand.itemsize;
     if (!(seen >> operand.slot & 1)) {
       seen |= 1u << operand.slot;

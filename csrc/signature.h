@@ -23,11 +23,22 @@ inline uint64_t hash_words(const uint64_t* words, size_t count) {
 
 // Float scalars and 0-dim CPU tensors stay out of the words (their values
 // go to uniforms) unless the recipe asked to be specialised.
-struct Signature {
+// A `split` one keeps sizes, strides and integers apart: calls that differ in nothing else are a family (family.h).
+template <bool split>
+struct BasicSignature {
   c10::SmallVector<uint64_t, 96> words;
+  c10::SmallVector<int64_t, 32> numbers;  // of a split signature, in the order of the arguments
   Tensors tensors;
   c10::SmallVector<uint64_t, 8> values;
   c10::SmallVector<std::pair<const void*, int64_t>, 8> buffers;  // storage and byte offset of its first tensor
+
+  void number(int64_t x) {
+    if constexpr (split) {
+      numbers.push_back(x);
+    } else {
+      words.push_back(x);
+    }
+  }
 
   void tensor(const at::Tensor& t) {
     tensors.push_back(&t);
@@ -56,14 +67,17 @@ struct Signature {
     } else {
       words.push_back(offset - buffers[alias].second);  // whether two views of one buffer overlap matters
     }
-    for (auto size : impl->sizes()) words.push_back(size);
-    for (auto stride : impl->strides()) words.push_back(stride);
+    for (auto size : impl->sizes()) number(size);
+    for (auto stride : impl->strides()) number(stride);
   }
 
   void value(const c10::IValue& v) {
     if (v.isTensor()) return tensor(v.toTensor());
     if (v.isNone()) return words.push_back(4);
-    if (v.isInt()) return words.append({5, static_cast<uint64_t>(v.toInt())});
+    if (v.isInt()) {
+      words.push_back(5);
+      return number(v.toInt());
+    }
     if (v.isDouble()) {
       double number = v.toDouble();
       uint64_t bits;
@@ -77,7 +91,7 @@ struct Signature {
     if (v.isIntList()) {
       auto list = v.toIntList();
       words.push_back(10 | uint64_t(list.size()) << 8);
-      for (int64_t x : list) words.push_back(x);
+      for (int64_t x : list) number(x);
       return;
     }
     if (v.isList()) {
@@ -93,5 +107,6 @@ struct Signature {
     words.push_back(13);
   }
 };
+using Signature = BasicSignature<false>;
 
 }  // namespace webgpu

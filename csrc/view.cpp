@@ -16,15 +16,16 @@ PyObject* name_code;
 struct View {
   PyObject_HEAD long ref;
   PyObject *buffer, *dtype, *sizes, *strides;
-  int64_t delta, offset;
+  Number delta, offset;
   bool wrapped;
-  int8_t contiguous;      // -1: not known yet
-  int64_t extent, numel;  // -1: not known yet
+  int8_t contiguous;  // -1: not known yet
+  bool measured;      // whether the following two are known
+  Number extent, numel;
 };
 
 View* view(PyObject* object) { return reinterpret_cast<View*>(object); }
 Py_ssize_t rank(const View* v) { return PyTuple_GET_SIZE(v->sizes); }
-int64_t at(PyObject* tuple, Py_ssize_t i) { return PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i)); }
+Number at(PyObject* tuple, Py_ssize_t i) { return number_of(PyTuple_GET_ITEM(tuple, i)); }
 
 PyObject* as_tuple(PyObject* sequence) {  // new reference
   return PyTuple_CheckExact(sequence) ? Py_NewRef(sequence) : PySequence_Tuple(sequence);
@@ -33,12 +34,14 @@ PyObject* as_tuple(PyObject* sequence) {  // new reference
 PyObject* contiguous_strides(PyObject*, PyObject* sizes) {
   PyObject* fast = PySequence_Fast(sizes, "expected a sequence of sizes");
   if (!fast) return nullptr;
-  int64_t step = 1;
+  Number step = 1;
   Py_ssize_t n = PySequence_Fast_GET_SIZE(fast);
   PyObject* strides = PyTuple_New(n);
   for (Py_ssize_t i = n - 1; i >= 0; i--) {
-    PyTuple_SET_ITEM(strides, i, PyLong_FromLongLong(step));
-    step *= std::max<int64_t>(PyLong_AsLongLong(PySequence_Fast_GET_ITEM(fast, i)), 1);
+    PyTuple_SET_ITEM(strides, i, to_python(step));
+    if (!i) break;
+    Number size = number_of(PySequence_Fast_GET_ITEM(fast, i));
+    if (holds(Instruction::lt, 1, size)) step = step * size;
   }
   Py_DECREF(fast);
   if (PyErr_Occurred()) Py_CLEAR(strides);
@@ -47,7 +50,7 @@ PyObject* contiguous_strides(PyObject*, PyObject* sizes) {
 
 // Takes over the references to sizes and strides; null if those are, or of unequal length.
 PyObject* make(PyTypeObject* type, long ref, PyObject* buffer, PyObject* dtype, PyObject* sizes, PyObject* strides,
-               int64_t delta, int64_t offset, bool wrapped) {
+               Number delta, Number offset, bool wrapped) {
   View* v = nullptr;
   if (sizes && strides && PyTuple_GET_SIZE(sizes) != PyTuple_GET_SIZE(strides)) {
     PyErr_Format(PyExc_ValueError, "sizes %R and strides %R differ in length", sizes, strides);
@@ -68,25 +71,26 @@ PyObject* make(PyTypeObject* type, long ref, PyObject* buffer, PyObject* dtype, 
   v->offset = offset;
   v->wrapped = wrapped;
   v->contiguous = -1;
-  v->extent = v->numel = -1;
+  v->measured = false;
   return reinterpret_cast<PyObject*>(v);
 }
 
-PyObject* another(const View* v, PyObject* sizes, PyObject* strides, int64_t delta) {
+PyObject* another(const View* v, PyObject* sizes, PyObject* strides, Number delta) {
   return make(Py_TYPE(v), v->ref, v->buffer, v->dtype, sizes, strides, v->delta + delta, v->offset + delta, false);
 }
 
 PyObject* view_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   static const char* names[] = {"ref", "buffer", "dtype", "sizes", "strides", "delta", "offset", "wrapped", nullptr};
   long ref;
-  PyObject *buffer, *dtype, *sizes, *strides;
-  long long delta = 0, offset = 0;
+  PyObject *buffer, *dtype, *sizes, *strides, *delta = nullptr, *offset = nullptr;
   int wrapped = 0;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "lOOOO|LLp", const_cast<char**>(names), &ref, &buffer, &dtype, &sizes,
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "lOOOO|OOp", const_cast<char**>(names), &ref, &buffer, &dtype, &sizes,
                                    &strides, &delta, &offset, &wrapped)) {
     return nullptr;
   }
-  return make(type, ref, buffer, dtype, as_tuple(sizes), as_tuple(strides), delta, offset, wrapped);
+  Number ahead = delta ? number_of(delta) : 0, start = offset ? number_of(offset) : 0;
+  if (PyErr_Occurred()) return nullptr;
+  return make(type, ref, buffer, dtype, as_tuple(sizes), as_tuple(strides), ahead, start, wrapped);
 }
 
 void view_dealloc(PyObject* self) {
@@ -102,39 +106,51 @@ void view_dealloc(PyObject* self) {
 
 // ---------------------------------------------------------------------------------------------------- attributes
 
-int64_t numel(View* v) {
-  if (v->numel < 0) {
-    v->numel = 1;
-    for (Py_ssize_t i = 0; i < rank(v); i++) v->numel *= at(v->sizes, i);
+void measure(View* v) {
+  if (v->measured) return;
+  Number count = 1, last = 0;
+  for (Py_ssize_t i = 0; i < rank(v); i++) {
+    Number size = at(v->sizes, i);
+    count = count * size;
+    last = last + (size - 1) * at(v->strides, i);
   }
+  v->numel = count;
+  v->extent = count != 0 ? last + 1 : 0;
+  v->measured = true;
+}
+
+Number numel(View* v) {
+  measure(v);
   return v->numel;
 }
 
-int64_t extent(View* v) {
-  if (v->extent < 0) {
-    int64_t last = 0;
-    for (Py_ssize_t i = 0; i < rank(v); i++) last += (at(v->sizes, i) - 1) * at(v->strides, i);
-    v->extent = numel(v) ? last + 1 : 0;
-  }
+Number extent(View* v) {
+  measure(v);
   return v->extent;
 }
 
 bool contiguous(View* v) {
   if (v->contiguous < 0) {
     v->contiguous = 1;
-    int64_t step = 1;
-    for (Py_ssize_t i = rank(v) - 1; i >= 0 && numel(v); i--) {
-      int64_t size = at(v->sizes, i);
-      if (size != 1 && at(v->strides, i) != step) v->contiguous = 0;
-      step *= size;
+    Number step = 1;
+    bool empty = numel(v) == 0;
+    for (Py_ssize_t i = rank(v) - 1; i >= 0 && !empty; i--) {
+      Number size = at(v->sizes, i);
+      if (size != 1 && at(v->strides, i) != step) {
+        v->contiguous = 0;
+        break;
+      }
+      step = step * size;
     }
   }
   return v->contiguous;
 }
 
-PyObject* get_numel(PyObject* self, void*) { return PyLong_FromLongLong(numel(view(self))); }
+PyObject* get_numel(PyObject* self, void*) { return to_python(numel(view(self))); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromSsize_t(rank(view(self))); }
-PyObject* get_extent(PyObject* self, void*) { return PyLong_FromLongLong(extent(view(self))); }
+PyObject* get_extent(PyObject* self, void*) { return to_python(extent(view(self))); }
+PyObject* get_delta(PyObject* self, void*) { return to_python(view(self)->delta); }
+PyObject* get_offset(PyObject* self, void*) { return to_python(view(self)->offset); }
 PyObject* get_contiguous(PyObject* self, void*) { return PyBool_FromLong(contiguous(view(self))); }
 PyObject* get_sizes(PyObject* self, void*) { return Py_NewRef(view(self)->sizes); }
 PyObject* get_strides(PyObject* self, void*) { return Py_NewRef(view(self)->strides); }
@@ -149,7 +165,7 @@ PyObject* set_layout(PyObject* self, PyObject* args) {
   Py_SETREF(v->sizes, Py_NewRef(sizes));
   Py_SETREF(v->strides, Py_NewRef(strides));
   v->contiguous = -1;
-  v->extent = v->numel = -1;
+  v->measured = false;
   Py_RETURN_NONE;
 }
 
@@ -158,7 +174,7 @@ PyObject* set_layout(PyObject* self, PyObject* args) {
 PyObject* aligned(PyObject* self, PyObject* size) {
   PyObject* itemsize = PyObject_GetAttr(view(self)->dtype, name_itemsize);
   if (!itemsize) return nullptr;
-  int64_t bytes = view(self)->offset * PyLong_AsLongLong(itemsize), unit = PyLong_AsLongLong(size);
+  Number bytes = view(self)->offset * number_of(itemsize), unit = number_of(size);
   Py_DECREF(itemsize);
   if (PyErr_Occurred()) return nullptr;
   return PyBool_FromLong(bytes % unit == 0);
@@ -166,7 +182,7 @@ PyObject* aligned(PyObject* self, PyObject* size) {
 
 PyObject* other_view(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (n != 2 && n != 3) return PyErr_Format(PyExc_TypeError, "view takes sizes, strides and delta");
-  int64_t delta = n == 3 ? PyLong_AsLongLong(args[2]) : 0;
+  Number delta = n == 3 ? number_of(args[2]) : 0;
   if (PyErr_Occurred()) return nullptr;
   return another(view(self), as_tuple(args[0]), as_tuple(args[1]), delta);
 }
@@ -178,7 +194,7 @@ PyObject* expand(PyObject* self, PyObject* wanted) {
   Py_ssize_t n = PyTuple_GET_SIZE(sizes), lead = n - rank(v);
   bool same = lead == 0, fits = lead >= 0;
   for (Py_ssize_t i = 0; fits && i < rank(v); i++) {
-    int64_t have = at(v->sizes, i);
+    Number have = at(v->sizes, i);
     if (have != at(sizes, lead + i)) {
       same = false;
       fits = have == 1;
@@ -200,8 +216,8 @@ PyObject* expand(PyObject* self, PyObject* wanted) {
 PyObject* narrow(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   View* v = view(self);
   if (n != 3) return PyErr_Format(PyExc_TypeError, "narrow takes a dimension, a start and a length");
-  Py_ssize_t dim = PyLong_AsSsize_t(args[0]);
-  int64_t start = PyLong_AsLongLong(args[1]);
+  Py_ssize_t dim = PyNumber_AsSsize_t(args[0], PyExc_IndexError);
+  Number start = number_of(args[1]);
   if (PyErr_Occurred()) return nullptr;
   if (dim < 0) dim += rank(v);
   if (dim < 0 || dim >= rank(v)) return PyErr_Format(PyExc_IndexError, "narrow: no dimension %zd", dim);
@@ -224,7 +240,7 @@ PyObject* swapped(PyObject* tuple, Py_ssize_t a, Py_ssize_t b) {
 PyObject* transpose(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   View* v = view(self);
   if (n != 2) return PyErr_Format(PyExc_TypeError, "transpose takes two dimensions");
-  Py_ssize_t a = PyLong_AsSsize_t(args[0]), b = PyLong_AsSsize_t(args[1]);
+  Py_ssize_t a = PyNumber_AsSsize_t(args[0], PyExc_IndexError), b = PyNumber_AsSsize_t(args[1], PyExc_IndexError);
   if (PyErr_Occurred()) return nullptr;
   if (a < 0) a += rank(v);
   if (b < 0) b += rank(v);
@@ -249,7 +265,8 @@ PyObject* bind(PyObject*, PyObject* args) {
     PyObject* slot = PyDict_SetDefault(slots, v->buffer, next);  // borrowed
     PyObject *itemsize = PyObject_GetAttr(v->dtype, name_itemsize), *code = PyObject_GetAttr(v->dtype, name_code);
     if (slot && itemsize && code) {
-      PyList_SET_ITEM(operands, i, Py_BuildValue("(OlLLO)", slot, v->ref, v->delta, extent(v), itemsize));
+      PyList_SET_ITEM(operands, i,
+                      Py_BuildValue("(OlNNO)", slot, v->ref, to_python(v->delta), to_python(extent(v)), itemsize));
       PyTuple_SET_ITEM(signature, i, PyTuple_Pack(3, slot, code, PyTuple_GET_ITEM(arg, 2)));
     }
     Py_DECREF(next);
@@ -274,20 +291,20 @@ PyObject* collapse(PyObject*, PyObject* const* args, Py_ssize_t n) {
     return nullptr;
   }
   const Py_ssize_t rank = PyTuple_GET_SIZE(sizes), operands = PyTuple_GET_SIZE(all);
-  std::vector<int64_t> kept_sizes, kept, last(operands);  // strides by dimension, then operand
+  std::vector<Number> kept_sizes, kept, last(operands);  // strides by dimension, then operand
   for (Py_ssize_t d = 0; d < rank && !PyErr_Occurred(); d++) {
-    int64_t size = at(sizes, d);
+    Number size = at(sizes, d);
     bool joins = !kept_sizes.empty();
     for (Py_ssize_t k = 0; k < operands; k++) {
       PyObject* stride = PySequence_GetItem(PyTuple_GET_ITEM(all, k), d);
       if (!stride) break;
-      last[k] = PyLong_AsLongLong(stride);
+      last[k] = number_of(stride);
       Py_DECREF(stride);
-      joins = joins && kept[kept.size() - operands + k] == last[k] * size;
     }
     if (size == 1) continue;
+    for (Py_ssize_t k = 0; k < operands && joins; k++) joins = kept[kept.size() - operands + k] == last[k] * size;
     if (joins) {
-      kept_sizes.back() *= size;
+      kept_sizes.back() = kept_sizes.back() * size;
       std::copy(last.begin(), last.end(), kept.end() - operands);
     } else {
       kept_sizes.push_back(size);
@@ -299,10 +316,10 @@ PyObject* collapse(PyObject*, PyObject* const* args, Py_ssize_t n) {
   if (PyErr_Occurred()) return nullptr;
   const auto count = Py_ssize_t(kept_sizes.size());
   PyObject *out = PyList_New(count), *strides = PyList_New(operands);
-  for (Py_ssize_t d = 0; d < count; d++) PyList_SET_ITEM(out, d, PyLong_FromLongLong(kept_sizes[d]));
+  for (Py_ssize_t d = 0; d < count; d++) PyList_SET_ITEM(out, d, to_python(kept_sizes[d]));
   for (Py_ssize_t k = 0; k < operands; k++) {
     PyObject* column = PyList_New(count);
-    for (Py_ssize_t d = 0; d < count; d++) PyList_SET_ITEM(column, d, PyLong_FromLongLong(kept[d * operands + k]));
+    for (Py_ssize_t d = 0; d < count; d++) PyList_SET_ITEM(column, d, to_python(kept[d * operands + k]));
     PyList_SET_ITEM(strides, k, column);
   }
   return Py_BuildValue("(NN)", out, strides);
@@ -326,12 +343,12 @@ PyGetSetDef getters[] = {{"numel", get_numel, nullptr, "number of elements", nul
                          {"contiguous", get_contiguous, nullptr, "row-major order without gaps", nullptr},
                          {"sizes", get_sizes, nullptr, nullptr, nullptr},
                          {"strides", get_strides, nullptr, "in elements", nullptr},
+                         {"delta", get_delta, nullptr, nullptr, nullptr},
+                         {"offset", get_offset, nullptr, nullptr, nullptr},
                          {}};
 PyMemberDef members[] = {{"ref", T_LONG, offsetof(View, ref), 0, nullptr},
                          {"buffer", T_OBJECT_EX, offsetof(View, buffer), 0, nullptr},
                          {"dtype", T_OBJECT_EX, offsetof(View, dtype), 0, nullptr},
-                         {"delta", T_LONGLONG, offsetof(View, delta), 0, nullptr},
-                         {"offset", T_LONGLONG, offsetof(View, offset), 0, nullptr},
                          {"wrapped", T_BOOL, offsetof(View, wrapped), 0, nullptr},
                          {}};
 PyMethodDef view_methods[] = {{"aligned", aligned, METH_O, nullptr},
@@ -364,17 +381,11 @@ void init_view_type(PyObject* module) {
   PyModule_AddFunctions(module, functions);
 }
 
-PyObject* to_tuple(at::IntArrayRef values) {
-  PyObject* tuple = PyTuple_New(values.size());
-  for (size_t i = 0; i < values.size(); i++) PyTuple_SET_ITEM(tuple, i, PyLong_FromLongLong(values[i]));
-  return tuple;
-}
-
-PyObject* argument_view(const at::Tensor& t, long ref, long alias) {
+PyObject* argument_view(const at::Tensor& t, long ref, long alias, PyObject* sizes, PyObject* strides) {
   auto code = static_cast<size_t>(t.scalar_type());
   if (code >= 32 || !dtype_table[code] || !tensor_type) return nullptr;
   PyObject* buffer = PyLong_FromLong(alias);
-  PyObject* made = make(tensor_type, ref, buffer, dtype_table[code], to_tuple(t.sizes()), to_tuple(t.strides()), 0,
+  PyObject* made = make(tensor_type, ref, buffer, dtype_table[code], Py_NewRef(sizes), Py_NewRef(strides), 0,
                         t.storage_offset(), t.unsafeGetTensorImpl()->is_wrapped_number());
   Py_DECREF(buffer);
   return made;

@@ -5,13 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "number.h"
+
 namespace webgpu {
 
 void init_view_type(PyObject* module);
 void init_words_type(PyObject* module);
-PyObject* to_tuple(at::IntArrayRef values);
 
 // The view of a call's device tensor; null without an error where its dtype has no entry (recipe.py raises then).
-PyObject* argument_view(const at::Tensor& t, long ref, long alias);
+PyObject* argument_view(const at::Tensor& t, long ref, long alias, PyObject* sizes, PyObject* strides);
 
 }  // namespace webgpu

@@ -43,7 +43,7 @@ int append(WordList* w, PyObject* name, PyObject* value) {
 }
 
 PyObject* u32(PyObject* self, PyObject* const* args, Py_ssize_t n) {
-  if (n != 2 || !PyLong_Check(args[1])) return PyErr_Format(PyExc_TypeError, "u32 takes a name and an integer");
+  if (n != 2 || !is_integer(args[1])) return PyErr_Format(PyExc_TypeError, "u32 takes a name and an integer");
   if (append(list(self), args[0], args[1])) return nullptr;
   Py_RETURN_NONE;
 }

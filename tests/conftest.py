@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,19 @@ os.environ.setdefault("TORCH_WEBGPU_CACHE", "off")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True)
+def recipes_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is prepared while a test has changed a constant serves no other test, nor the other way round."""
+    if "monkeypatch" not in request.fixturenames:
+        yield
+        return
+    from torch_webgpu import _C
+
+    _C.clear_recipes()
+    yield
+    _C.clear_recipes()
 
 
 def pytest_sessionstart() -> None:

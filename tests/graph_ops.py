@@ -9,13 +9,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from graphs import DTYPES, FLOATS, Builder, Drawn, Rejected, Value, magnitude
+from graphs import DTYPES, Builder, Drawn, Rejected, Value, magnitude
 
 Kind = Callable[[Builder], Any]
 
 
 def is_float(t: torch.Tensor) -> bool:
     return t.dtype.is_floating_point
+
+
+def representable(t: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether a cast is defined: that of floats beyond the numbers of a whole dtype is not."""
+    if not is_float(t) or dtype.is_floating_point or dtype is torch.bool:
+        return True
+    info = torch.iinfo(dtype)
+    return bool(((t >= info.min) & (t <= info.max)).all())
 
 
 def unary(b: Builder) -> Any:
@@ -32,6 +40,42 @@ def smooth(b: Builder) -> Any:
     if function in (torch.rsqrt, torch.sqrt) and (not b.exact(x) or not bool((x.tensor >= 1).all())):
         raise Rejected
     return b.call(function, x, rough=True)
+
+
+def curved(b: Builder) -> Any:
+    """Activations with numbers of their own, and other functions of a few steps."""
+    function, arguments = b.choose(
+        (
+            (F.leaky_relu, (0.5,)),
+            (F.hardtanh, (-1, 2)),
+            (F.hardswish, ()),
+            (F.softplus, ()),
+            (F.elu, (0.5,)),
+            (torch.erf, ()),
+            (torch.expm1, ()),
+            (torch.cos, ()),
+            (torch.atan, ()),
+            (F.mish, ()),
+            (torch.nan_to_num, ()),
+            (F.logsigmoid, ()),
+        )
+    )
+    return b.call(function, b.value(lambda t: is_float(t) and magnitude(t) <= 4), *arguments, rough=True)
+
+
+def ternary(b: Builder) -> Any:
+    """Three operands in one op."""
+    x, y, z = (b.value(lambda t: t.dtype is not torch.bool) for _ in range(3))
+    kind = b.choose(("addcmul", "addcmul", "lerp", "clamp", "rsub", "pow"))
+    if kind == "addcmul":
+        return b.call(torch.addcmul, x, y, z, value=b.choose((1, 2, -1)))
+    if kind == "lerp":
+        return b.call(torch.lerp, x, y, b.choose((0.5, 2.0)))
+    if kind == "clamp":
+        return b.call(torch.clamp, x, y, z)
+    if kind == "rsub":
+        return b.call(torch.rsub, x, y, alpha=b.choose((1, 2)))
+    return b.call("pow", x, b.choose((2, 3, 1)))
 
 
 def binary(b: Builder) -> Any:
@@ -68,8 +112,8 @@ def clamp(b: Builder) -> Any:
 def cast(b: Builder) -> Any:
     x = b.value()
     dtype = b.choose(DTYPES)
-    if dtype is torch.uint8 and bool((x.tensor < 0).any()):
-        raise Rejected  # undefined for floats
+    if not representable(x.tensor, dtype):
+        raise Rejected
     return b.call("to", x, dtype) if b.chance(2) else b.call("type", x, dtype)
 
 
@@ -87,20 +131,121 @@ def reduce(b: Builder) -> Any:
 
 
 def ordered(b: Builder) -> Any:
-    """Positions of largest elements and running sums."""
-    name = b.choose(("argmax", "max", "cumsum", "softmax", "argmin", "flip", "sort"))
+    """Largest elements with their places, and sorting."""
+    name = b.choose(("argmax", "max", "argmin", "sort", "topk", "min", "argsort"))
     x = b.value(lambda t: t.ndim > 0)
     dim = b.dim(x.tensor)
-    if name in ("argmax", "argmin", "max", "sort"):
-        line = x.tensor.movedim(dim, 0).flatten(1) if x.tensor.ndim > 1 else x.tensor[:, None]
-        if not b.exact(x) or x.tensor.dtype is torch.bool or any(len(set(c.tolist())) < len(c) for c in line.T):
-            raise Rejected  # of equal elements any may be taken
-        return b.call(getattr(torch, name), x, dim)
-    if name == "softmax":
+    if not b.exact(x) or x.tensor.dtype is torch.bool or repeated_along(x.tensor, dim):
+        raise Rejected  # of equal elements any may be taken
+    if name == "topk":
+        return b.call(torch.topk, x, b.integer(0, x.tensor.shape[dim]), dim)
+    return b.call(getattr(torch, name), x, dim)
+
+
+def repeated_along(t: torch.Tensor, dim: int) -> bool:
+    """Whether a line along a dimension holds a number twice."""
+    lines: Any = t.movedim(dim, -1).reshape(-1, t.shape[dim]) if t.numel() else []
+    return any(len(set(line.tolist())) < len(line) for line in lines)
+
+
+def folded(b: Builder) -> Any:
+    """Rarer reductions and scans."""
+    kind = b.choose(("cumprod", "logsumexp", "norm", "count_nonzero", "aminmax", "log_softmax", "cummax", "std", "diff"))
+    x = b.value(lambda t: t.ndim > 0 and magnitude(t) < 50)
+    dim = b.dim(x.tensor)
+    if kind in ("cumprod", "count_nonzero", "cummax") and not b.exact(x):
+        raise Rejected
+    grown = float(max(x.tensor.numel(), 1))
+    if kind in ("logsumexp", "log_softmax"):
+        if kind == "logsumexp":
+            return b.call(torch.logsumexp, x, dim, b.chance(2), rough=True)
+        return b.call(torch.log_softmax, x, dim, rough=True)
+    if kind == "norm":
+        return b.call(torch.linalg.vector_norm, x, b.choose((2, 1, math.inf)), dim, b.chance(2), rough=True, growth=grown)
+    if kind == "std":
+        if not b.exact(x) or not bool((x.tensor.double().var(dim) >= 0.5).all()):
+            raise Rejected
+        return b.call(torch.std, x, dim, rough=True)
+    if kind == "aminmax":
+        return b.call(torch.aminmax, x, dim=dim)
+    if kind == "cummax":
+        values = b.call(torch.cummax, x, dim)
+        b.values.remove(values[1])  # of equal elements any may be named
+        return values[0]
+    return b.call(getattr(torch, kind), x, dim=dim)
+
+
+def rotated(b: Builder) -> Any:
+    """Running sums, shares and reversals along a dimension."""
+    x = b.value(lambda t: t.ndim > 0)
+    dim, kind = b.dim(x.tensor), b.choose(("cumsum", "softmax", "flip", "roll"))
+    if kind == "cumsum":
+        return b.call(torch.cumsum, x, dim, growth=float(max(x.tensor.numel(), 1)))
+    if kind == "softmax":
         return b.call(torch.softmax, x, dim, rough=True)
-    if name == "flip":
-        return b.call(torch.flip, x, [dim])
-    return b.call(torch.cumsum, x, dim, growth=float(max(x.tensor.numel(), 1)))
+    return b.call(torch.flip, x, [dim]) if kind == "flip" else b.call("roll", x, 1, dim)
+
+
+def spread(b: Builder) -> Any:
+    """Copies of elements beside each other, and padding."""
+    x = b.value(lambda t: t.ndim > 0)
+    t, dim = x.tensor, b.dim(x.tensor)
+    kind = b.choose(("pad", "pad", "repeat_interleave", "tile", "broadcast_to", "narrow_copy", "rot90", "outer", "one_hot"))
+    if kind == "pad":
+        ends = tuple(b.integer(-1, 2) for _ in range(2 * b.integer(1, t.ndim)))
+        return b.call(F.pad, x, ends, value=b.choose((0, 1)))
+    if kind == "repeat_interleave":
+        return b.call(torch.repeat_interleave, x, b.integer(1, 3), dim)
+    if kind == "tile":
+        return b.call(torch.tile, x, b.choose(((2,), (1, 2), (2, 1, 1))))
+    if kind == "broadcast_to":
+        return b.call(torch.broadcast_to, x, (2, *t.shape))
+    if kind == "narrow_copy":
+        return b.call("clone", b.call("narrow", x, dim, 0, b.integer(0, t.shape[dim])))
+    if kind == "rot90":
+        return b.call(torch.rot90, x, 1, (0, 1)) if t.ndim > 1 else None
+    if kind == "one_hot":
+        places = b.call(torch.remainder, b.new_input((b.integer(1, 3),), torch.int64), 4)
+        return b.call(F.one_hot, places, 4)
+    y = b.value(lambda y: y.ndim == 1 and y.numel() < 20)
+    return b.call(torch.outer, x, y) if t.ndim == 1 and t.numel() < 20 else None
+
+
+def scattered(b: Builder) -> Any:
+    """Indexing with tensors of indices, there and back."""
+    kind = b.choose(("scatter", "scatter_add", "scatter_reduce", "pairs", "take_along_dim", "put", "slices", "gather"))
+    x = b.value(lambda t: t.ndim > 0 and t.numel() > 0)
+    t, dim = x.tensor, b.dim(x.tensor)
+    n = t.shape[dim]
+    if kind == "pairs":
+        if t.ndim < 2:
+            raise Rejected
+        size = b.choose(((3,), (2, 1)))
+        first = b.call(torch.remainder, b.new_input(size, torch.int64), t.shape[0])
+        second = b.call(torch.remainder, b.new_input((3,), torch.int64), t.shape[1])
+        return b.call(operator.getitem, x, (first, second))
+    if kind == "slices":
+        if t.ndim < 2:
+            raise Rejected
+        places = b.call(torch.remainder, b.new_input((b.integer(1, 3),), torch.int64), t.shape[1])
+        return b.call(operator.getitem, x, (slice(None), places))
+    shape = tuple(b.integer(1, 3) if d == dim % t.ndim else m for d, m in enumerate(t.shape))
+    places = b.call(torch.remainder, b.new_input(shape, torch.int64), n)
+    if kind == "take_along_dim":
+        return b.call(torch.take_along_dim, x, places, dim)
+    found = b.call(torch.gather, x, dim, places)
+    if kind == "gather":
+        return found
+    if kind == "put":
+        rows = b.call(torch.remainder, b.new_input((b.integer(1, 3),), torch.int64), t.shape[0])
+        source = b.call(torch.index_select, x, 0, rows)
+        return b.call(torch.index_put, x, (rows,), source, True, growth=8.0)
+    if kind == "scatter_add":
+        return b.call(torch.scatter_add, x, dim, places, found, growth=8.0)
+    if kind == "scatter_reduce":
+        return b.call(torch.scatter_reduce, x, dim, places, found, b.choose(("amax", "sum", "amin")), growth=8.0)
+    twice = repeated_along(places.tensor, dim)  # either may win
+    return b.call(torch.scatter, x, dim, places, b.integer(0, 3) if twice else found)
 
 
 def view(b: Builder) -> Any:
@@ -181,25 +326,25 @@ def matrix(b: Builder) -> Any:
     if kind == "self":
         x = b.value(lambda t: is_float(t) and t.ndim >= 2 and t.numel() < 100)
         y = b.call("transpose", x, -1, -2)
-        return b.call(torch.matmul, x, y, growth=_reach(x))
+        return b.call(torch.matmul, x, y, growth=reach(x))
     x = b.value(lambda t: is_float(t) and t.ndim >= 1)
     k, n, dtype = x.tensor.shape[-1], b.choose((4, 1, 3, 8)), x.tensor.dtype
     if kind == "matmul":
         y = b.new_input((k, n), dtype) if b.chance(2) else b.value(lambda t: t.ndim > 0 and t.dtype == dtype)
-        return b.call(torch.matmul, x, y, growth=_reach(x, y))
+        return b.call(torch.matmul, x, y, growth=reach(x, y))
     if kind == "addmm":
         y = b.new_input((k, n), dtype)
         z = b.value(lambda t: t.dtype == dtype)
-        return b.call(torch.addmm, z, x, y, growth=_reach(x, y) + 2, **b.choose(({}, {"beta": 2}, {"alpha": -1, "beta": 0})))
+        return b.call(torch.addmm, z, x, y, growth=reach(x, y) + 2, **b.choose(({}, {"beta": 2}, {"alpha": -1, "beta": 0})))
     if kind == "bmm":
         y = b.value(lambda t: t.ndim == 3 and t.dtype == dtype)
-        return b.call(torch.bmm, x, y, growth=_reach(x, y))
+        return b.call(torch.bmm, x, y, growth=reach(x, y))
     w = b.new_input((n, k), dtype)
     bias = b.new_input((n,), dtype) if b.chance(2) else None
-    return b.call(F.linear, x, w, bias, growth=_reach(x, w) + 1)
+    return b.call(F.linear, x, w, bias, growth=reach(x, w) + 1)
 
 
-def _reach(*operands: Value) -> float:
+def reach(*operands: Value) -> float:
     longest = max(max(v.tensor.shape, default=1) for v in operands)
     return longest * max(1.0, *(magnitude(v.tensor) for v in operands))
 
@@ -208,6 +353,13 @@ def join(b: Builder) -> Any:
     x = b.value()
     others = [b.value(lambda t: t.shape == x.tensor.shape) for _ in range(b.integer(1, 2))]
     parts = [x, *others]
+    if b.chance(4) and x.tensor.ndim:  # of other lengths
+        dim, rest = b.dim(x.tensor), x.tensor
+        at = dim % rest.ndim
+        more = b.value(
+            lambda t: t.ndim == rest.ndim and t.shape[:at] == rest.shape[:at] and t.shape[at + 1 :] == rest.shape[at + 1 :]
+        )
+        return b.call(torch.cat, [*parts, more], dim)
     if b.chance(3):
         return b.call(torch.stack, parts, b.integer(-1, x.tensor.ndim))
     return b.call(torch.cat, parts, b.dim(x.tensor))
@@ -223,13 +375,12 @@ def select(b: Builder) -> Any:
 
 
 def index(b: Builder) -> Any:
-    kind = b.choose(("index_select", "embedding", "index", "gather", "tril", "index_add", "index_copy", "roll", "repeat"))
+    kind = b.choose(("index_select", "embedding", "index", "gather", "tril", "index_add", "index_copy", "repeat"))
     x = b.value(lambda t: t.ndim > 0 and t.numel() > 0)
     dim = b.dim(x.tensor)
     n = x.tensor.shape[dim]
-    if kind in ("tril", "roll", "repeat"):
-        arguments = {"tril": (), "roll": (1, dim), "repeat": (2, *[1] * x.tensor.ndim)}[kind]
-        return b.call(kind, x, *arguments)
+    if kind in ("tril", "repeat"):
+        return b.call(kind, x, *(() if kind == "tril" else (2, *[1] * x.tensor.ndim)))
     places = b.new_input((b.integer(1, 3),), torch.int64)
     places = b.call(torch.remainder, places, x.tensor.shape[0] if kind in ("embedding", "index") else n)
     if kind == "index_select":
@@ -283,6 +434,8 @@ def write(b: Builder) -> Any:
         z = b.value(lambda t: t.dtype == x.tensor.dtype and t.shape == x.tensor.shape)  # another shape would be resized
         return b.call(b.choose((torch.add, torch.mul)), x, y, out=z) and None
     other = b.number() if b.chance(3) and kind != "copy_" else b.value()
+    if isinstance(other, Value) and not representable(other.tensor, x.tensor.dtype):
+        raise Rejected
     if kind == "setitem":
         places = tuple(slice(b.integer(0, 1), None, b.choose((None, 2))) for _ in x.tensor.shape)
         return b.call(operator.setitem, x, places[: b.integer(0, len(places))] or Ellipsis, other)
@@ -316,123 +469,15 @@ def write_at(b: Builder) -> Any:
     return b.call(kind, x, dim, places, source) and None
 
 
-# ---------------------------------------------------------------------------------------------------- layers
-
-
-def _features(b: Builder) -> Value:
-    """A float tensor with few rows of a width that kernels like, new or one of those there are."""
-    if b.chance(2):
-        return b.value(lambda t: is_float(t) and t.ndim >= 2 and t.shape[-1] in (8, 16, 32) and magnitude(t) < 30)
-    sizes = b.choose(((1, 16), (1, 1, 16), (2, 8), (1, 32), (3, 16), (2, 3, 8)))
-    return b.new_input(sizes, b.choose(FLOATS))
-
-
-def _weighted(b: Builder, x: Value, n: int, bias: bool = False) -> Any:
-    w = b.new_input((n, x.tensor.shape[-1]), x.tensor.dtype)
-    small = b.call(torch.mul, w, 0.25) if b.chance(4) else w
-    extra = b.new_input((n,), x.tensor.dtype) if bias else None
-    return b.call(F.linear, x, small, extra, growth=_reach(x, w) + 1)
-
-
-def _tamed(b: Builder, x: Value) -> Value:
-    """The same within [-4, 4]."""
-    return b.call(torch.clamp, x, -4, 4) if magnitude(x.tensor) > 4 else x  # type: ignore[no-any-return]
-
-
-def norm(b: Builder) -> Any:
-    """RMS norm as models write it, and what only looks like it."""
-    x = _features(b)
-    n, dtype = x.tensor.shape[-1], x.tensor.dtype
-    if not bool((x.tensor.double().square().mean(-1) >= 0.5).all()):
-        raise Rejected
-    gain = b.new_input((n,), dtype)
-    kind = b.choose(("rms", "rms", "layer", "fused"))
-    if kind == "layer":
-        if not bool((x.tensor.double().var(-1) >= 0.5).all()):
-            raise Rejected
-        bias = b.new_input((n,), dtype) if b.chance(2) else None
-        return b.call(F.layer_norm, x, (n,), gain, bias, 1e-5, rough=True)
-    if kind == "fused":
-        return b.call(F.rms_norm, x, (n,), gain, 1e-5, rough=True)
-    wide = b.call("to", x, torch.float32)
-    square = b.call("pow", wide, 2) if b.chance(2) else b.call(torch.mul, wide, wide)
-    mean = b.call("mean", square, b.choose((-1, x.tensor.ndim - 1, 0)), keepdim=True, rough=True)
-    root = b.call(torch.rsqrt, b.call(torch.add, mean, b.choose((1e-6, 1e-5, 1))), rough=True)
-    scaled = b.call(torch.mul, b.choose((wide, x)), root)
-    narrow = b.call("to", scaled, dtype)
-    return b.call(torch.mul, *b.choose(((gain, narrow), (narrow, gain), (gain, scaled))))
-
-
-def gated(b: Builder) -> Any:
-    """Sibling projections, one of them through an activation."""
-    x = _features(b)
-    n = b.choose((8, 4, 16))
-    bias = b.chance(3)
-    gate, up = _weighted(b, x, n, bias), _weighted(b, x, n, bias)
-    act = b.call(b.choose((F.silu, F.gelu, F.relu)), _tamed(b, gate), rough=True)
-    hidden = b.call(torch.mul, act, up)
-    if b.chance(2):
-        hidden = _weighted(b, _tamed(b, hidden), x.tensor.shape[-1])
-        return b.call(torch.add, *b.choose(((x, hidden), (hidden, x))))
-    return hidden
-
-
-def projections(b: Builder) -> Any:
-    """Several layers over one input."""
-    x = _features(b)
-    bias = b.chance(2)
-    for n in b.choose(((8, 4, 4), (8, 8), (3, 5))):
-        y = _weighted(b, x, n, bias)
-    return y
-
-
-def rotary(b: Builder) -> Any:
-    """The rotate-half form, and near misses of it."""
-    x = b.value(lambda t: is_float(t) and t.ndim >= 2 and t.shape[-1] % 2 == 0 and t.shape[-1] > 0)
-    n, dtype = x.tensor.shape[-1], x.tensor.dtype
-    half = n // 2 if not b.chance(6) else b.integer(1, n - 1)
-    cos, sin = b.new_input(b.choose(((n,), (1, n))), dtype), b.new_input((n,), dtype)
-    low = b.call(operator.getitem, x, (Ellipsis, slice(None, half)))
-    high = b.call(operator.getitem, x, (Ellipsis, slice(half, None)))
-    turned = b.call(torch.cat, [b.call(torch.neg, high), low] if not b.chance(6) else [low, b.call(torch.neg, high)], -1)
-    parts = b.call(torch.mul, x, cos), b.call(torch.mul, turned, sin)
-    return b.call(torch.add, *parts)
-
-
-def attention(b: Builder) -> Any:
-    """Grouped queries, masks, a single query."""
-    heads, groups = b.choose(((2, 1), (2, 2), (4, 2)))
-    queries, keys, width, dtype = b.choose((1, 3)), b.choose((3, 5)), b.choose((8, 4)), b.choose(FLOATS)
-    q = b.new_input((1, heads, queries, width), dtype)
-    k, v = (b.new_input((1, groups, keys, width), dtype) for _ in range(2))
-    q, k = b.call(torch.mul, q, 0.5), b.call(torch.mul, k, 0.5)
-    mask = None
-    if b.chance(2):
-        mask = b.call(torch.ge, b.new_input((1, 1, queries, keys), torch.int64), 0)
-        mask = mask if b.chance(2) else b.call(torch.where, mask, 0.0, b.choose((-math.inf, -1.0)))
-    kwargs: dict[str, Any] = {"enable_gqa": True} if groups < heads else {}
-    if kwargs and b.chance(2):
-        n = heads // groups
-        k, v = (
-            b.call("reshape", b.call("expand", b.call("unsqueeze", t, 2), -1, -1, n, -1, -1), (1, heads, keys, width))
-            for t in (k, v)
-        )
-        kwargs = {}
-    if mask is None:
-        kwargs["is_causal"] = b.chance(2)
-    if mask is not None and mask.tensor.dtype.is_floating_point and mask.tensor.dtype != dtype:
-        raise Rejected
-    return b.call(F.scaled_dot_product_attention, q, k, v, mask, rough=True, **kwargs)
-
-
 COMPUTE: tuple[Kind, ...] = (
     binary, view, unary, reduce, cast, matrix, join, select, compare, smooth, clamp, ordered, index, make, divide,
-    rare_view, identity,
+    rare_view, identity, curved, ternary, folded, spread, scattered, rotated,
 )  # fmt: skip
-LAYERS: tuple[Kind, ...] = (norm, gated, projections, rotary, attention)
 WRITES: tuple[Kind, ...] = (write, write, write_at)
 #: What has a derivative, and numbers that stay small.
-DIFFERENTIABLE: tuple[Kind, ...] = (binary, view, smooth, reduce, matrix, join, clamp, rare_view, identity)
+DIFFERENTIABLE: tuple[Kind, ...] = (
+    binary, view, smooth, reduce, matrix, join, clamp, rare_view, identity, rotated, curved, spread, scattered,
+)  # fmt: skip
 
 
 def draw_graph(b: Builder, kinds: tuple[Kind, ...], most: int) -> Drawn:
@@ -450,4 +495,4 @@ def draw_graph(b: Builder, kinds: tuple[Kind, ...], most: int) -> Drawn:
     return b.finish(outputs)
 
 
-__all__ = ["COMPUTE", "DIFFERENTIABLE", "LAYERS", "WRITES", "draw_graph"]
+__all__ = ["COMPUTE", "DIFFERENTIABLE", "WRITES", "Kind", "draw_graph", "is_float", "reach", "representable"]

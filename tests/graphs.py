@@ -17,9 +17,10 @@ from torch import fx
 
 DEVICE = "webgpu"
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool)
+WHOLE = (torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8)
+DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16, *WHOLE[:3], torch.bool, *WHOLE[3:])
 LARGEST_WHOLE = {torch.float32: 2**22, torch.float16: 2**10, torch.bfloat16: 2**7}  # twice that is still exact
-MOST_ELEMENTS = 400
+MOST_ELEMENTS = 1500
 
 Choose = Callable[[Sequence[Any]], Any]
 
@@ -91,12 +92,26 @@ def magnitude(t: torch.Tensor) -> float:
     return float(t.detach().double().abs().max()) if t.numel() else 0.0
 
 
+def places(t: torch.Tensor) -> list[int]:
+    """Where in its storage each element lies."""
+    found = torch.full(t.shape, int(t.storage_offset()), dtype=torch.int64)
+    for d, (n, step) in enumerate(zip(t.shape, t.stride(), strict=True)):
+        found += (torch.arange(n) * step).view([-1 if i == d else 1 for i in range(t.ndim)])
+    return found.flatten().tolist()  # type: ignore[no-any-return]
+
+
 def overlaps_itself(t: torch.Tensor) -> bool:
     """Whether two elements lie at one place."""
-    places = torch.zeros(t.shape, dtype=torch.int64)
-    for d, (n, step) in enumerate(zip(t.shape, t.stride(), strict=True)):
-        places += (torch.arange(n) * step).view([-1 if i == d else 1 for i in range(t.ndim)])
-    return len(set(places.flatten().tolist())) < t.numel()
+    return not t.is_contiguous() and len(set(places(t))) < t.numel()
+
+
+def overlap_partly(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether two tensors share some elements and are not the same."""
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata or (
+        x.storage_offset() == y.storage_offset() and ((x.shape, x.stride()) == (y.shape, y.stride()))
+    ):
+        return False
+    return not set(places(x)).isdisjoint(places(y))
 
 
 @dataclass
@@ -104,7 +119,7 @@ class Builder:
     """Draws a graph op by op. ``choose`` picks one of a sequence."""
 
     choose: Choose
-    mutate: bool = True
+    plain: bool = False  # whether inputs are contiguous and lie apart
     dtypes: tuple[torch.dtype, ...] = DTYPES
     graph: fx.Graph = field(default_factory=fx.Graph)
     values: list[Value] = field(default_factory=list)
@@ -161,9 +176,13 @@ class Builder:
 
     def new_input(self, sizes: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Value:
         """A further input: contiguous, strided, expanded, or overlapping an earlier one."""
-        if sizes is None and self.layouts and self.chance(5):
+        if sizes is None and self.layouts and not self.plain and self.chance(5):
             return self._place(self.choose(self.layouts))
-        kind = "plain" if sizes is not None else self.choose(("plain", "plain", "permuted", "stepped", "expanded", "shared"))
+        kind = (
+            "plain"
+            if sizes is not None or self.plain
+            else self.choose(("plain", "plain", "permuted", "stepped", "expanded", "shared"))
+        )
         sizes = self.shape() if sizes is None else sizes
         dtype = self.choose(self.dtypes) if dtype is None else dtype
         strides = [math.prod(max(n, 1) for n in sizes[d + 1 :]) for d in range(len(sizes))]
@@ -228,12 +247,15 @@ class Builder:
         except (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError) as e:
             raise Rejected from e
         changed = [v for v in operands if v.tensor._version != versions[v.storage]]
-        expanded = any(overlaps_itself(v.tensor) for v in changed)
+        # Some writes to elements that share memory with each other, or with what is read, are allowed; none is defined.
+        undefined = any(
+            overlaps_itself(v.tensor) or any(overlap_partly(v.tensor, o.tensor) for o in operands) for v in changed
+        )
         produced = [r for r in (result if isinstance(result, (tuple, list)) else [result]) if isinstance(r, torch.Tensor)]
         touched = [*(v.tensor for v in changed), *produced]
         try:
-            if expanded:
-                raise Rejected  # some writes to elements that share memory are allowed, none can be traced
+            if undefined:
+                raise Rejected
             errors = self._errors(touched, set(versions), changed, rough, largest, incoming, growth)
         except Rejected:
             for t, _, saved in before:

@@ -25,6 +25,17 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-2": ("GPT2", {"n_head": 2, "n_embd": 64}),
     "gpt2-5": ("GPT2", {"n_head": 5, "n_embd": 80}),
 }
+# Attention within a window, on all or every other layer; gated GELU; soft limits of scores and logits.
+WINDOWED: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral-4-2": ("Mistral", {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}),
+    "gemma2-4-2": ("Gemma2", {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "head_dim": 16}),
+    "qwen2-4-2-window": (
+        "Qwen2",
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "use_sliding_window": True}
+        | {"max_window_layers": 1},
+    ),
+}
+WINDOW = 8
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-4": ("Bert", {"num_attention_heads": 4, "hidden_size": 64}),
     "bert-3": ("Bert", {"num_attention_heads": 3, "hidden_size": 72}),
@@ -67,15 +78,16 @@ def _init(model: nn.Module, seed: int) -> nn.Module:
 
 
 def causal(name: str, seed: int = 0) -> Any:
-    """A causal language model of ``CAUSAL`` on the CPU, with random weights."""
+    """A causal language model of ``CAUSAL`` or ``WINDOWED`` on the CPU, with random weights."""
     import transformers
 
-    family, options = CAUSAL[name]
+    family, options = CAUSAL[name] if name in CAUSAL else WINDOWED[name]
     if family == "GPT2":
         sizes: dict[str, Any] = {"n_layer": 2, "n_positions": 128, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
         sizes["attn_pdrop"] = 0.0
     else:
         sizes = {"num_hidden_layers": 2, "intermediate_size": 112, "max_position_embeddings": 256}
+        sizes |= {"sliding_window": WINDOW} if name in WINDOWED else {}
     config = getattr(transformers, f"{family}Config")(
         vocab_size=VOCABULARY, bos_token_id=None, eos_token_id=None, pad_token_id=0, **sizes, **options
     )

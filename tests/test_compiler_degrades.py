@@ -175,7 +175,7 @@ def test_plans_that_cannot_be_made(
 ) -> None:
     """Whatever goes wrong while a plan is made: the graph runs op by op, from its source."""
 
-    def broken(*_: Any) -> Any:
+    def broken(*args: Any) -> Any:
         raise error
 
     monkeypatch.setattr(executor, "assemble", broken)

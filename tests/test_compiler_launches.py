@@ -38,8 +38,8 @@ def fresh() -> None:
 
 # name: function, inputs, launches at none, pointwise, full
 GRAPHS: dict[str, tuple[Function, Inputs, tuple[int, int, int]]] = {
-    "rms_norm": (rms, (noise(2, 64), GAIN), (6, 4, 1)),
-    "rms_norm half": (wide_rms, (noise(2, 64, dtype=F16), GAIN.half()), (8, 4, 1)),
+    "rms_norm": (rms, (noise(2, 64), GAIN), (6, 3, 1)),
+    "rms_norm half": (wide_rms, (noise(2, 64, dtype=F16), GAIN.half()), (8, 3, 1)),
     "rms_norm of torch": (lambda x, g: F.rms_norm(x, (64,), g, 1e-6), (noise(2, 64), GAIN), (1, 1, 1)),
     "layer_norm": (NORMED, (noise(2, 64), GAIN, noise(64, seed=1)), (1, 1, 1)),
     "rope": (rope, (noise(1, 2, 3, 16), noise(3, 16), noise(3, 16, seed=1)), (6, 3, 1)),
@@ -69,13 +69,13 @@ GRAPHS: dict[str, tuple[Function, Inputs, tuple[int, int, int]]] = {
     "GeGLU": (lambda x, w, v: F.gelu(F.linear(x, w)) * F.linear(x, v), (ROW, W, V), (4, 3, 1)),
     "GeGLU, tanh": (lambda x, w, v: F.gelu(F.linear(x, w), approximate="tanh") * F.linear(x, v), (ROW, W, V), (4, 3, 1)),
     "GeGLU of halves": (chunked, (ROW, torch.cat((W, V)), noise(64)), (3, 2, 2)),
-    "rms_norm, linear": (lambda x, g, w: F.linear(rms(x, g), w), (ROW, GAIN, W), (7, 5, 1)),
+    "rms_norm, linear": (lambda x, g, w: F.linear(rms(x, g), w), (ROW, GAIN, W), (7, 4, 1)),
     "rms_norm of torch, linear": (lambda x, g, w: F.linear(F.rms_norm(x, (64,), g, 1e-6), w), (ROW, GAIN, W), (2, 2, 1)),
-    "rms_norm, SwiGLU": (lambda x, g, w, v: swiglu(rms(x, g), w, v), (ROW, GAIN, W, V), (10, 7, 1)),
+    "rms_norm, SwiGLU": (lambda x, g, w, v: swiglu(rms(x, g), w, v), (ROW, GAIN, W, V), (10, 6, 1)),
     "residual, rms_norm, linear": (
         lambda x, y, g, w: (lambda h: (h, F.linear(rms(h, g), w)))(x + y),
         (ROW, noise(1, 64, seed=3), GAIN, W),
-        (8, 6, 2),
+        (8, 5, 2),
     ),
     "layer_norm, linear, gelu": (
         lambda x, g, b, w, c: F.gelu(F.linear(NORMED(x, g, b), w, c)),

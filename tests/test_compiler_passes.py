@@ -27,7 +27,7 @@ from compiling import (
 )
 from torch import fx, nn
 
-from torch_webgpu.compiler import patterns
+from torch_webgpu.compiler import backend, patterns
 from torch_webgpu.compiler.aliasing import keep_apart, memory_of, result_memory, written
 from torch_webgpu.compiler.attention_patterns import ATTENTION, DECODE_ATTENTION, ROPE, attentions, rotary_embeddings
 from torch_webgpu.compiler.layer_patterns import LINEAR, RMS_NORM, linears, rms_norms
@@ -342,6 +342,24 @@ def test_random_numbers_are_no_common_subexpression(monkeypatch: pytest.MonkeyPa
     at_level("full", monkeypatch)
     a, b = torch.compile(f, backend="webgpu")(torch.ones(50, device=DEVICE))
     assert not torch.equal(a.cpu(), b.cpu())
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda n, x: (torch.arange(1, device=x.device) + n, n + torch.zeros(1, dtype=torch.int64, device=x.device)),
+        lambda n, x: (torch.ones(1, device=x.device) * n, n * x, x + n),
+        lambda n, x: n * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)),
+        lambda n, x: x * n + torch.cat((-x[..., 4:], x[..., :4]), -1) * (n + 1),
+    ),
+)
+def test_numbers_that_change_are_no_tensors(function: Function) -> None:
+    """Symbols stand in a graph where tensors might: no pattern takes them for one."""
+    compiled, before, x = torch.compile(function, backend="webgpu", dynamic=True), len(backend.compiled), noise(3, 8)
+    for n in (4, 3, 9):
+        for got, want in zip(tensors(compiled(n, x.to(DEVICE))), tensors(function(n, x)), strict=True):
+            torch.testing.assert_close(got.cpu(), want)
+    assert len(backend.compiled) == before + 1 and not backend.compiled[-1].degraded
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Random graphs, compiled, against eager PyTorch on the CPU: results, mutated inputs, and what shares memory with what.
 
 A run takes few examples, always the same. Thousands of fresh ones, at all three levels:
-``pytest tests/test_compiler_properties.py --hypothesis-profile=thorough`` (``--hypothesis-seed=N`` for others).
+``pytest tests/test_compiler_properties.py tests/test_compiler_dynamic.py --hypothesis-profile=thorough``
+(``--hypothesis-seed=N`` for others).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from graph_ops import COMPUTE, DIFFERENTIABLE, LAYERS, WRITES, draw_graph
+from graph_layers import LAYERS
+from graph_ops import COMPUTE, DIFFERENTIABLE, WRITES, draw_graph
 from graphs import DEVICE, Builder, Drawn, overlaps_itself
-from hypothesis import given, note
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -61,6 +63,7 @@ def compile_graph(drawn: Drawn, inputs: list[torch.Tensor]) -> Any:
         return backend.webgpu(drawn.module, inputs)
 
 
+@settings(max_examples=2 * settings().max_examples)
 @given(st.data())
 def test_a_compiled_graph_is_the_eager_one(level: str, data: Any) -> None:
     builder = Builder(lambda options: data.draw(st.sampled_from(options)))
@@ -96,7 +99,7 @@ def check_gradients(drawn: Drawn) -> None:
         return [x.grad for x in inputs]
 
     def leaves(device: str) -> list[torch.Tensor]:
-        return [x.detach().clone().requires_grad_(x.dtype.is_floating_point) for x in drawn.inputs(device)[1]]
+        return [x.detach().requires_grad_(x.dtype.is_floating_point) for x in drawn.inputs(device)[1]]
 
     there = leaves(DEVICE)
     want = run(drawn.module, leaves("cpu"))

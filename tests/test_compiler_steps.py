@@ -66,7 +66,8 @@ A, C = noise(4, 6), noise(6)
         (lambda x, y: (x * 2)[:, 1:] + (x * 2)[:, :-1], {"Pointwise": 1}),
         (lambda x, y: (x * 2)[::2].expand(3, 2, 6) - 1, {"Pointwise": 1}),
         (lambda x, y: (y * 2).expand(4, 6) + x, {"Pointwise": 1}),
-        (lambda x, y: y.exp().expand(4, 6) + x, {"Pointwise": 2}),  # would be computed four times
+        (lambda x, y: y.exp().expand(4, 6) + x, {"Pointwise": 1}),
+        (lambda x, y: y.exp().expand(999, 6) + 1, {"Pointwise": 2}),  # would be computed a thousand times
         (lambda x, y: torch.cat([x * 2, x + 1]), {"Pointwise": 2, "Kernel": 1}),
         (lambda x, y: (x * 2).softmax(-1) + 1, {"Pointwise": 2, "Kernel": 1}),
         (lambda x, y: (lambda z: (x.add_(1), z * 3)[1])(x * 2), {"Pointwise": 2}),

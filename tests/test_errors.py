@@ -153,6 +153,9 @@ LOST = """
     z = torch.ones(40000, device="webgpu")
     z.cpu()
     pending = x * 3
+    double = torch.compile(lambda t: t * 2 + t, backend="webgpu")
+    double(x)
+    event = torch.webgpu.current_stream().record_event()
     {how}()
     for call in (
         lambda: pending.cpu(),
@@ -173,19 +176,54 @@ LOST = """
                 call()
                 print("no error")
             except torch_webgpu.WebGPUError as e:
-                print(type(e).__name__, "restart the process" in str(e))
-    del x, y, z, pending
-    gc.collect()
+                print(type(e).__name__, "torch.webgpu.reset()" in str(e))
     print((torch.ones(2) + 1).tolist())
+    old = [x, y, z, pending, torch.nn.Parameter(x)]
+    for _ in range(2):
+        torch.webgpu.reset()  # the second time there is nothing to do
+        new = torch.arange(4.0, device="webgpu")
+        print((new + 1).tolist(), torch.mm(new[None], new[:, None]).item(), double(new).tolist())
+        torch.webgpu.synchronize()
+        for call in (
+            lambda: x + new,
+            lambda: new.copy_(x),
+            lambda: x.copy_(new),
+            lambda: x.fill_(1),
+            lambda: x.copy_(torch.ones(4)),
+            lambda: z.copy_(torch.ones(40000)),
+            lambda: z.cpu(),
+            lambda: double(x),
+        ):
+            try:
+                call()
+                print("no error")
+            except torch_webgpu.DeviceLostError as e:
+                print("make it again" in str(e))
+        print(new.tolist())
+    before = torch.webgpu.memory_allocated()
+    del x, y, z, pending, old, call
+    gc.collect()
+    print(torch.webgpu.memory_allocated() < before, torch.webgpu.memory_reserved() >= torch.webgpu.memory_allocated())
+    torch.webgpu.empty_cache()
+    big = torch.ones(300, 300, device="webgpu")
+    print((big @ big).sum().item())
+    {how}()
+    try:
+        (big + 1).cpu()
+    except torch_webgpu.DeviceLostError:
+        torch.webgpu.reset()
+    print(torch.ones(5, device="webgpu").sum().item())
 """
 
 
 @pytest.mark.once
 @pytest.mark.parametrize("how", ["report", "destroy"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_lost_device_raises_for_ever(implementation: str, how: str) -> None:
+def test_a_lost_device_raises_until_it_is_reset(implementation: str, how: str) -> None:
     lines = output_of(LOST.replace("{how}", how), TORCH_WEBGPU_IMPL=implementation).splitlines()
-    assert lines == ["DeviceLostError True"] * 24 + ["[2.0, 2.0]"]
+    opened = ["[1.0, 2.0, 3.0, 4.0] 14.0 [0.0, 3.0, 6.0, 9.0]", *["True"] * 8, "[0.0, 1.0, 2.0, 3.0]"]
+    assert lines[:25] == ["DeviceLostError True"] * 24 + ["[2.0, 2.0]"]
+    assert lines[25:] == [*opened, *opened, "True True", "27000000.0", "5.0"]
 
 
 def test_errors_in_views_and_shapes_are_pytorchs_own() -> None:
@@ -216,3 +254,27 @@ def test_the_first_wait_after_freed_tensors_reports_nothing(implementation: str)
         print("ok")
     """
     assert output_of(code, TORCH_WEBGPU_IMPL=implementation) == "ok"
+
+
+def test_assertions_of_values() -> None:
+    """``torch._assert_async`` and what PyTorch builds on it, eagerly and in a plan: no wait, no fallback."""
+    before = torch_webgpu.fallbacks()
+    for value in (torch.tensor([True]), torch.tensor(-2.5), torch.tensor([1 << 40]), torch.tensor(float("nan"))):
+        torch._assert_async(value.to("webgpu"), "never")
+    torch.webgpu.synchronize()
+    for value in (torch.tensor(False), torch.tensor([0]), torch.tensor(-0.0, dtype=torch.float16)):
+        torch._assert_async(value.to("webgpu"), "it is {nothing}")
+        with pytest.raises(RuntimeError, match=r"it is \(nothing\)"):
+            torch.webgpu.synchronize()
+    with pytest.raises(RuntimeError, match="single"):
+        torch._assert_async(torch.zeros(1, device="webgpu"))
+        torch.webgpu.synchronize()
+    with pytest.raises(RuntimeError, match=r"one element, got \[2\]"):
+        torch._assert_async(torch.ones(2, device="webgpu"), "never")
+    encode = torch.compile(torch.nn.functional.one_hot, backend="webgpu")
+    classes = torch.tensor([2, 0], device="webgpu")
+    assert encode(classes, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        encode(classes, 2).cpu()
+    assert encode(classes, 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+    assert torch_webgpu.fallbacks() == before

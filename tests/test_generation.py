@@ -14,6 +14,7 @@ import models
 import pytest
 import torch
 from generating import DEVICE, greedy, no_fallbacks, prompt_of, small, small_generator  # noqa: F401
+from scipy import stats
 from test_gguf import write_model
 from torch import Tensor, nn
 
@@ -151,24 +152,12 @@ def test_families(name: str) -> None:
         assert generator(prompt_of(size), 24, eos=()) == greedy(reference, prompt_of(size), 24)
 
 
-def test_sliding_windows() -> None:
+@pytest.mark.parametrize("name", models.WINDOWED)
+def test_sliding_windows(name: str) -> None:
     """Windows shorter than prompt and text."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=models.VOCABULARY,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=8,
-        eos_token_id=None,
-    )
-    torch.manual_seed(5)
-    reference = models._init(MistralForCausalLM(config), 1)
-    generator = Generator(copy.deepcopy(reference).to(DEVICE), 64)
-    for size in (3, 13, 40):
+    reference, model = small(name)
+    generator = Generator(model, 64)
+    for size in (3, 40):
         assert generator(prompt_of(size), 20, eos=()) == greedy(reference, prompt_of(size), 20)
 
 
@@ -192,6 +181,7 @@ def test_stopping_loses_and_invents_nothing() -> None:
         tokens.close()  # type: ignore[attr-defined]
     for at in (0, 1, 9, 30):
         assert generator(prompt_of(9), 40, eos=[want[at], 9999]) == want[: want.index(want[at]) + 1]
+    assert generator(prompt_of(9), 40, eos=want[9]) == want[: want.index(want[9]) + 1]
     assert generator(prompt_of(9), 40, eos=()) == want
     assert generator(prompt_of(9), 1, eos=()) == want[:1]
 
@@ -243,6 +233,38 @@ def test_another_generation_ends_a_stream() -> None:
     with pytest.raises(RuntimeError, match="another generation was begun"):
         list(first)
     assert second == generator(prompt_of(5), 10, eos=())
+
+
+def test_generators_of_one_model_take_turns() -> None:
+    """Each with its cache, its way of sampling and its random numbers."""
+    model = small()[1]
+    likeliest, drawing = small_generator(), Generator(model, 48, Sampling(1.5, 40), compile_prompts=False)
+    want = likeliest(prompt_of(9), 30, eos=()), drawing(prompt_of(5), 30, eos=(), seed=7)
+    streams = likeliest.stream(prompt_of(9), 30, eos=()), drawing.stream(prompt_of(5), 30, eos=(), seed=7)
+    got = list(zip(*streams, strict=True))
+    assert ([a for a, _ in got], [b for _, b in got]) == want
+
+
+def test_distribution_of_generated_tokens() -> None:
+    """A model whose logits are the same at every position: each replayed step draws from them, whatever came before."""
+    model = models.causal("llama-3-1")
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight[:1].expand(models.VOCABULARY, -1))
+        model.lm_head.weight[1:8] = model.lm_head.weight[:1] * torch.linspace(0.5, 1.5, 7)[:, None]
+        logits = model(torch.tensor([[3]])).logits[0, 0]
+    generator = Generator(model.to(DEVICE), 256, Sampling(2.0, 4), compile_prompts=False)
+    torch.manual_seed(11)
+    drawn = [generator([3], 256, eos=()) for _ in range(4)]
+    likeliest = logits.topk(4)
+    p = torch.softmax(likeliest.values / 2.0, 0).double()
+    places = [[likeliest.indices.tolist().index(token) for token in tokens] for tokens in drawn]
+    single = torch.bincount(torch.tensor(places).flatten(), minlength=4)
+    pairs = torch.bincount(torch.tensor([4 * a + b for row in places for a, b in itertools.pairwise(row)]), minlength=16)
+    for counts, expected in ((single, p), (pairs, torch.outer(p, p).flatten())):
+        assert stats.chisquare(counts.numpy(), (expected * counts.sum() / expected.sum()).numpy()).pvalue > 1e-4, counts
 
 
 def test_sampling() -> None:
@@ -388,20 +410,28 @@ def test_bad_input() -> None:
         ([-1], 4, "outside of the vocabulary"),
         (prompt_of(65), 1, "65 tokens of prompt and 1 new ones do not fit a cache of 64; make it with length=65"),
         (prompt_of(60), 6, "do not fit a cache of 64; make it with length=65"),
-        (prompt_of(3), 0, "max_new_tokens must be at least 1"),
+        (prompt_of(3), 0, "max_new_tokens must be a whole number of at least 1, got 0"),
+        (prompt_of(3), 2.5, "max_new_tokens must be a whole number of at least 1, got 2.5"),
+        ("a text", 4, "a prompt is the token ids of one text.*got 'a text'"),
+        ([1, None] * 30, 4, "a prompt is the token ids of one text.*got .1, None, 1, .* \\.\\.\\."),
     ):
         with pytest.raises(ValueError, match=message):
             generator.stream(prompt, count)  # type: ignore[arg-type] # at once, not with the first token
-    for length in (1, 257):
+    for length in (1, 257, 2.5):
         with pytest.raises(ValueError, match=f"a cache of {length} tokens: between 2 and 256 are possible"):
-            Generator(model, length)
+            Generator(model, length)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"move it with model\.to\('webgpu'\)"):
         Generator(small()[0], 16)
     with pytest.raises(ValueError, match=r"call model\.eval"):
         Generator(copy.deepcopy(model).train(), 16)
-    for arguments, message in (((-1.0,), "temperature"), ((1.0, 0), "top_k"), ((1.0, None, 0.0), "top_p")):
+    for arguments, message in (
+        ((-1.0,), "temperature"),
+        ((1.0, 0), "top_k"),
+        ((1.0, 2.5), "top_k"),
+        ((1.0, None, 0.0), "top_p"),
+    ):
         with pytest.raises(ValueError, match=message):
-            Sampling(*arguments)
+            Sampling(*arguments)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"dtype must be float32, float16 or bfloat16 on webgpu, not torch\.float64"):
         load(dtype=torch.float64)
 

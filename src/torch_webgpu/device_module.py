@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -89,6 +90,67 @@ def synchronize(device: DeviceLike = None) -> None:
     _C.synchronize()
 
 
+class Stream(torch.Stream):
+    """The device's one queue, which orders everything: all streams are this one."""
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **kwargs: Any) -> Stream:
+        """``priority`` has no meaning here."""
+        set_device(device)
+        return super().__new__(cls, "webgpu", priority=priority, **kwargs)
+
+
+class Event(torch.Event):
+    """A point in the queue, to ask about or wait for.
+
+    With ``enable_timing`` ``record()`` waits for the work before it, and ``elapsed_time`` gives milliseconds of the host's
+    clock between two such moments: WebGPU measures time within single passes only.
+    """
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        """Raises RuntimeError for an event to be shared between processes."""
+        if interprocess:
+            raise RuntimeError("webgpu: events cannot be shared between processes")
+        return super().__new__(cls, "webgpu", enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """The only stream."""
+    return Stream(device)
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The only stream."""
+    return Stream(device)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Accepts the only stream; raises RuntimeError for another device's."""
+    if stream.device.type != "webgpu":
+        raise RuntimeError(f"expected a webgpu stream, got {stream}")
+
+
+@contextlib.contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Context manager of the current stream; there is only one."""
+    if stream is not None:
+        set_stream(stream)
+    yield
+
+
+def reset() -> None:
+    """Opens the device anew after it was lost (a driver reset); does nothing to a device that works.
+
+    Tensors made before are gone: using one raises ``DeviceLostError``. Compiled functions go on with new tensors.
+
+    Raises:
+        NoAdapterError: there is no adapter any more.
+        DeviceLostError: in a process that was forked from one with an open device.
+    """
+    from .runtime import reopen
+
+    reopen()
+
+
 def empty_cache() -> None:
     """Gives cached buffers back to the system."""
     _C.empty_cache()
@@ -168,6 +230,22 @@ def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
 def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
     """Restores what ``get_rng_state`` gave."""
     default_generators[0].set_state(state)
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """The state of every device's generator: there is one."""
+    return [get_rng_state()]
+
+
+def set_rng_state_all(states: Sequence[torch.Tensor]) -> None:
+    """Restores what ``get_rng_state_all`` gave."""
+    for state in states:
+        set_rng_state(state)
+
+
+def seed_all() -> None:
+    """Seeds every device's generator from the system's entropy: there is one."""
+    seed()
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:

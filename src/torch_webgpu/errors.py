@@ -30,7 +30,7 @@ class LimitError(WebGPUError):
 
 
 class DeviceLostError(WebGPUError):
-    """The device is gone (driver reset, GPU removed); restart the process to get it back."""
+    """The device is gone (driver reset, GPU removed); torch.webgpu.reset() opens it anew."""
 
 
 class InternalError(WebGPUError):

@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import LimitError
 from .kernels.pointwise import contiguous, copy_into, emit
-from .recipe import Graph, Tensor
+from .recipe import Graph, Tensor, spans
 from .runtime import device
 
 ADDED = -1  # in place of a result's dimension: the slices' results are partial sums
@@ -113,8 +113,7 @@ def _try(
     graph: Graph, lowering: Callable[..., Any], args: Sequence[Any], outs: Sequence[Tensor], cut: Cut, size: int, length: int
 ) -> bool:
     """Records all slices of ``length``; False as soon as one of them is too large."""
-    for start in range(0, size, length):
-        n = min(length, size - start)
+    for start, n in spans(size, length):
         given = list(args)
         for i, dim in cut.arguments.items():
             given[i] = _slice(graph, args[i], dim, start, n)

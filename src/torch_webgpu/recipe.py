@@ -6,7 +6,7 @@ did is handed to the native core as plain tuples and replayed there without Pyth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _C, runtime, wgsl
@@ -26,6 +26,22 @@ def product(sizes: Sequence[int]) -> int:
     n = 1
     for size in sizes:
         n *= size
+    return n
+
+
+def spans(size: int, step: int) -> Iterator[tuple[int, int]]:
+    """(start, length) of pieces of ``step``, the last one possibly shorter; unlike ``range`` it takes symbols."""
+    start = 0
+    while start < size:
+        yield start, min(step, size - start)
+        start += step
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not less."""
+    n = 1
+    while n < least:
+        n *= 2
     return n
 
 
@@ -115,10 +131,11 @@ class Words(_C.WordList):
         elif cls == "f":
             self.f32(name, float(value))
         elif cls == "l":
-            self.u32(name, int(value) & 0xFFFFFFFF)
-            self.words.append((int(value) >> 32) & 0xFFFFFFFF)
+            value = value if isinstance(value, int) else int(value)
+            self.u32(name, value & 0xFFFFFFFF)
+            self.words.append((value >> 32) & 0xFFFFFFFF)
         else:
-            self.u32(name, int(bool(value)) if cls == "b" else int(value))
+            self.u32(name, int(bool(value)) if cls == "b" else value if isinstance(value, int) else int(value))
 
     def random(self, name: str, generator: int, count: int) -> None:
         """Four words: seed and counter offset; ``count`` counters are taken from the generator at each replay."""

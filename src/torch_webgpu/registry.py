@@ -117,7 +117,7 @@ def install() -> None:
     for key in _entries:
         if "::" not in key:
             _C.register_op("aten", key)
-    _C.set_miss_handler(miss)
+    _C.set_miss_handler(miss, trace)
 
 
 _AS_THEY_ARE = (Tensor, int, bool, str, type(None))
@@ -163,6 +163,29 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     if isinstance(results, str):
         return results
     return graph.finish(results)
+
+
+def trace(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
+    """Like ``miss`` for a call some of whose numbers are symbols (csrc/number.h).
+
+    Returns:
+        The recipe, symbols in it; None where it would not serve other calls, or where only ``miss`` can tell what to do.
+    """
+    base = name.removeprefix("aten::")
+    key = f"{base}.{overload}" if overload else base
+    entry = _entries.get(key)
+    if entry is None:
+        return None
+    graph = Graph(key)
+    try:
+        results = apply(
+            graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)]
+        )
+        if results is NotImplemented or isinstance(results, str):
+            return None
+        return graph.finish(results)
+    except Exception:  # whatever it is, the call itself raises it
+        return None
 
 
 def apply(graph: Graph, entry: Entry, args: list[Any]) -> Any:

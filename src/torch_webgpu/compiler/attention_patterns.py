@@ -18,7 +18,7 @@ from ..registry import apply, entry_of
 from ..wgsl import F32
 from .ir import DeferredGraph
 from .lower import Fused
-from .matching import argument, aten, constant_value, is_op, replace_with, shape, single_user
+from .matching import argument, aten, constant_value, is_op, is_tensor, replace_with, shape, single_user
 
 # ---------------------------------------------------------------------------------------------------- rotary embedding
 
@@ -77,7 +77,7 @@ def _rope(add: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node] | None:
             if x is None or x not in plain.args:  # type: ignore[union-attr]
                 continue
             cos = next(a for a in plain.args if a is not x)  # type: ignore[union-attr]
-            if isinstance(cos, fx.Node) and isinstance(sin, fx.Node) and shape(add) == shape(x):
+            if is_tensor(cos) and is_tensor(sin) and shape(add) == shape(x):
                 return x, cos, sin
     return None
 

@@ -25,11 +25,13 @@ from .plan import Plan, assemble
 log = logging.getLogger("torch_webgpu.compiler")  # TORCH_LOGS="+torch_webgpu.compiler" shows it
 _numbers = itertools.count()
 
+MOST_PLANS = 256  # of a graph: more sizes than come back
+
 Passes = Callable[[Module], Module]
 
 _recorders: list[list[tuple[CompiledGraph, list[Any]]]] = []
-#: Told of each replay: the graph, and how many dispatches the native core encoded for it.
-watchers: list[Callable[[CompiledGraph, int], None]] = []
+#: Told of each replay: the graph, what its plan took, and how many dispatches the native core encoded for it.
+watchers: list[Callable[[CompiledGraph, list[Any], int], None]] = []
 
 
 @contextmanager
@@ -57,7 +59,7 @@ class CompiledGraph:
     """An ATen graph as a boxed callable: takes the list of flat inputs, returns the list of outputs.
 
     Attributes:
-        plans: the plans made so far, in order.
+        plans: the plans made so far, in order; the last ``MOST_PLANS``; the native core keeps as many, those used last.
         inputs: names of its inputs, where they are known.
         free: see ``patterns.rewrite``.
         reasons: why it, or an op of it, does not run as a plan.
@@ -93,7 +95,7 @@ class CompiledGraph:
         self.on_plan: Callable[[tuple[Any, ...], Plan], None] | None = None
         self._fallback: Callable[[list[Any]], list[Any]] | None = None  # what runs instead of plans: the graph in pieces,
         self._op_by_op = False  # or op by op, from its source
-        self._handle = _C.make_plans(self.name, self._plan)
+        self._handle = _C.make_plans(self.name, self._plan, MOST_PLANS)
 
     @property
     def degraded(self) -> bool:
@@ -151,7 +153,7 @@ class CompiledGraph:
             found = _C.run_plans(self._handle, inputs, times)
             assert found is not None  # Python made the plan, and raised where it could not
             for watcher in watchers:
-                watcher(self, _encoded() - encoded)
+                watcher(self, inputs, _encoded() - encoded)
             return list(found)
         for _ in range(times):
             results = self._fallback(list(inputs))
@@ -168,6 +170,7 @@ class CompiledGraph:
             raise PlanError(f"{type(e).__name__}: {e}") from e
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
+        del self.plans[:-MOST_PLANS]
         if self.on_plan is not None:
             self.on_plan(metas, plan)
         return plan.recipe
@@ -259,10 +262,10 @@ def _split_at(
 
     def run(args: list[Any]) -> list[Any]:
         env: dict[fx.Node, Any] = dict(zip(placeholders, args, strict=True))
-        env.update(zip(needed_after, first([evaluate(n, env) for n in before_inputs]), strict=True))
+        env.update(zip(needed_after, first.run([evaluate(n, env) for n in before_inputs]), strict=True))
         for node in (unsupported, *parts):
             evaluate(node, env)
-        env.update(zip(tail_results, second([evaluate(n, env) for n in after_inputs]), strict=True))
+        env.update(zip(tail_results, second.run([evaluate(n, env) for n in after_inputs]), strict=True))
         return [evaluate(n, env) if isinstance(n, fx.Node) else n for n in returned]
 
     return run, [first, second]

@@ -180,7 +180,7 @@ class _Collector:
         self.captured = 0
         self.breaks: list[str] = []
         self.weights: dict[Any, int] = {}
-        self.plans: list[tuple[CompiledGraph, Plan, int]] = []
+        self.plans: list[GraphPlan] = []
         self.found: dict[CompiledGraph, int] = {}
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -196,9 +196,9 @@ class _Collector:
                 self.weights[value.untyped_storage()._cdata, value.storage_offset()] = value.nbytes
         return run
 
-    def watch(self, graph: CompiledGraph, encoded: int) -> None:
+    def watch(self, graph: CompiledGraph, inputs: list[Any], encoded: int) -> None:
         for plan in graph.plans[self.found.get(graph, 0) :]:
-            self.plans.append((graph, plan, encoded))
+            self.plans.append(GraphPlan(graph.name, plan, encoded, _tensor_names(graph, inputs)))
         self.found[graph] = len(graph.plans)
 
 
@@ -262,9 +262,7 @@ def explain(
     properties = torch.get_device_module("webgpu").get_device_properties()
     result = Explanation(f"{properties.name} ({properties.implementation}, {properties.backend})", level, fold=fold)
     inputs = {graph: args for graph, args in reversed(calls)}
-    result.plans = [
-        GraphPlan(graph.name, plan, encoded, _tensor_names(graph, inputs[graph])) for graph, plan, encoded in collector.plans
-    ]
+    result.plans = collector.plans
     result.captured, result.breaks = collector.captured, collector.breaks
     result.aten = sum(n.op == "call_function" for g in graphs for n in g.source.graph.nodes)
     result.levels = {name: _count([(g, inputs[g]) for g in graphs if g in inputs], name) for name in backend.LEVELS}
@@ -312,8 +310,8 @@ def _describe(inputs: list[Any]) -> tuple[Any, ...]:
     return found[0]
 
 
-def _tensor_names(graph: CompiledGraph, args: Sequence[Any]) -> dict[int, str]:
-    metas = _describe(graph.all_inputs(args))
+def _tensor_names(graph: CompiledGraph, inputs: list[Any]) -> dict[int, str]:
+    metas = _describe(inputs)
     names = [*graph.inputs, *(f"constant {i}" for i in range(len(metas)))]
     if not graph.inputs:
         names = [str(n.name) for n in graph.module.graph.nodes if n.op == "placeholder"]

@@ -16,6 +16,7 @@ from .ir import Module, Pointwise, Step, is_fresh
 MOST_STEPS = 64  # of a fused program
 MOST_LOADS = 24
 CHEAP = 4  # steps of a program that may be computed more than once
+SMALL = 1 << 12  # elements that cost less than a launch, whatever is computed
 
 
 # ---------------------------------------------------------------------------------------------------- data flow
@@ -241,7 +242,7 @@ def _worth(producer: Pointwise, consumers: Sequence[Pointwise]) -> bool:
     """Whether computing the producer again costs less than storing and loading it."""
     count = product(producer.out.sizes)
     again = sum(c.out.numel for c in consumers)
-    return again <= count or (len(producer.program.steps) <= CHEAP and not _expensive(producer.program))
+    return again <= max(count, SMALL) or (len(producer.program.steps) <= CHEAP and not _expensive(producer.program))
 
 
 def _expensive(program: Program) -> bool:

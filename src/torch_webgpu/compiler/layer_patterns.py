@@ -10,7 +10,7 @@ from torch import fx
 
 from .linear import lower_linear, lower_quantised, lower_rms_norm
 from .lower import Fused
-from .matching import argument, aten, dtype, is_number, is_op, replace_with, shape, single_user
+from .matching import argument, aten, dtype, is_number, is_op, is_tensor, replace_with, shape, single_user
 
 
 def _eager_rms_norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _rms_norm(root: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node, float] | None:
     if not is_op(last, aten.mul.Tensor) or dtype(last) != dtype(x):
         return None
     gain = next((a for a in last.args if a is not scaled), None)
-    if not isinstance(gain, fx.Node) or shape(gain) != (shape(x)[-1],) or not dtype(gain).is_floating_point:
+    if not is_tensor(gain) or shape(gain) != (shape(x)[-1],) or not dtype(gain).is_floating_point:
         return None
     return last, x, gain, eps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -25,6 +25,11 @@ def is_number(value: Any) -> bool:
     if isinstance(found, torch.Tensor):
         return found.dim() == 0 and found.device.type == "cpu" and found.dtype.is_floating_point
     return isinstance(found, (float, torch.SymFloat))
+
+
+def is_tensor(value: Any) -> TypeGuard[fx.Node]:
+    """Whether an argument is a tensor: nodes may be numbers too, which are known at the call alone."""
+    return isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.Tensor)
 
 
 def shape(node: fx.Node) -> tuple[Any, ...]:
@@ -114,7 +119,7 @@ def _drop_copy(node: fx.Node, changing: set[fx.Node]) -> None:
 
 def _drop_operand(node: fx.Node, neutral: float, changing: set[fx.Node]) -> None:
     for kept, other in ((node.args[0], node.args[1]), (node.args[1], node.args[0])):
-        if not isinstance(kept, fx.Node) or constant_value(other) != neutral or kept.meta.get("val") is None:
+        if not is_tensor(kept) or constant_value(other) != neutral:
             continue
         if neutral == 0.0 and dtype(kept).is_floating_point:
             continue  # -0.0 + 0.0 is 0.0

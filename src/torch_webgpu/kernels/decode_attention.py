@@ -85,9 +85,11 @@ def _check(
     position: Tensor | None,
     rope: Rope | None,
 ) -> None:
-    shapes = f"query {q}, key {k}, value {v}, caches {k_cache} and {v_cache}, result {out}"
+    def shapes() -> str:
+        return f"query {q}, key {k}, value {v}, caches {k_cache} and {v_cache}, result {out}"
+
     if any(t is not None and t.ndim != 4 for t in (q, k, v, k_cache, v_cache, out)) or q.sizes[2] != 1:
-        raise RuntimeError(f"decode attention: expected 4 dimensions and one query row a head, got {shapes}")
+        raise RuntimeError(f"decode attention: expected 4 dimensions and one query row a head, got {shapes()}")
     b, h, _, d = q.sizes
     heads = k_cache.sizes[1]
     fits = (
@@ -100,11 +102,11 @@ def _check(
         and all(t is None or t.sizes == (b, heads, 1, d) for t in (k, v))
     )
     if not fits:
-        raise RuntimeError(f"decode attention: shapes do not fit: {shapes}; query heads must be a multiple of key heads")
+        raise RuntimeError(f"decode attention: shapes do not fit: {shapes()}; query heads must be a multiple of key heads")
     if d > MOST_DIM:
         raise RuntimeError(f"decode attention: head dimensions above {MOST_DIM} are not supported, got {d}")
     if any(t is not None and not t.dtype.is_float for t in (q, k, v, k_cache, v_cache, out)):
-        raise RuntimeError(f"decode attention: expected floating-point tensors, got {shapes}")
+        raise RuntimeError(f"decode attention: expected floating-point tensors, got {shapes()}")
     if k_cache.dtype is not v_cache.dtype:
         raise RuntimeError(f"decode attention: the caches must have one dtype, got {k_cache} and {v_cache}")
     if position is None and k is not None:

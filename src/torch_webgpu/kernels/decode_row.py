@@ -13,7 +13,7 @@ from ..wgsl import F16, F32
 from . import render
 from .decode_operands import Call, fill_words, store, whole_rows
 
-WORKGROUP = 512
+WORKGROUP = 256
 LANES = 8  # invocations a key
 LONGEST = 2048  # slots; beyond, a row is worth several workgroups
 UNROLL = 4  # keys an invocation reads at once

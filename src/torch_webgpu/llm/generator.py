@@ -40,9 +40,12 @@ def end_tokens(model: Any) -> frozenset[int]:
     found: Any = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     if found is None:
         found = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    if found is None:
-        return frozenset()
-    return frozenset(int(token) for token in (found if isinstance(found, Iterable) else [found]))
+    return frozenset() if found is None else token_set(found)
+
+
+def token_set(tokens: int | Iterable[int]) -> frozenset[int]:
+    """One token or several as a set."""
+    return frozenset(int(token) for token in (tokens if isinstance(tokens, Iterable) else [tokens]))
 
 
 def positions(model: Any) -> int | None:
@@ -86,7 +89,7 @@ class Generator:
 
         _check_model(model)
         limit = positions(model)
-        if length < 2 or (limit is not None and length > limit):
+        if not isinstance(length, int) or length < 2 or (limit is not None and length > limit):
             raise ValueError(f"a cache of {length} tokens: between 2 and {limit or 'any number of'} are possible")
         self.model, self.length, self.sampling = model, length, sampling or Sampling()
         self.device, self.dtype = model.device, model.dtype
@@ -130,10 +133,16 @@ class Generator:
         """The prompt as int64 [1, T] on the CPU.
 
         Raises:
-            ValueError: for an empty prompt, several sequences, tokens outside of the vocabulary, or more tokens than the
-                cache holds.
+            ValueError: for an empty prompt, several sequences, text, tokens outside of the vocabulary, a number of tokens
+                that is none, or more tokens than the cache holds.
         """
-        ids = torch.as_tensor(prompt).cpu()
+        try:
+            ids = torch.as_tensor(prompt).cpu()
+        except (TypeError, ValueError, RuntimeError) as e:
+            found = repr(prompt) if len(repr(prompt)) < 40 else f"{repr(prompt)[:36]} ..."
+            raise ValueError(
+                f"a prompt is the token ids of one text, [T] or [1, T], as a tokenizer makes; got {found}"
+            ) from e
         if ids.numel() == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
         if ids.dim() > 2 or (ids.dim() == 2 and ids.shape[0] != 1):
@@ -147,8 +156,8 @@ class Generator:
         vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         if int(ids.min()) < 0 or int(ids.max()) >= vocabulary:
             raise ValueError(f"the prompt holds tokens outside of the vocabulary of {vocabulary}")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be a whole number of at least 1, got {max_new_tokens}")
         needed = ids.shape[1] + max_new_tokens - 1  # the last token is never looked at
         if needed > self.length:
             raise ValueError(
@@ -227,7 +236,7 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
-        eos: Iterable[int] | None = None,
+        eos: int | Iterable[int] | None = None,
         seed: int | None = None,
     ) -> Iterator[int]:
         """Yields tokens as they arrive, the end-of-sequence token included. It may be left at any time.
@@ -243,7 +252,7 @@ class Generator:
             RuntimeError: while it runs: for NaN logits, and where another generation was begun on this object.
         """
         ids = self.check_prompt(prompt, max_new_tokens)
-        return self._stream(ids, max_new_tokens, end_tokens(self.model) if eos is None else frozenset(eos), seed)
+        return self._stream(ids, max_new_tokens, end_tokens(self.model) if eos is None else token_set(eos), seed)
 
     def _stream(self, ids: torch.Tensor, max_new_tokens: int, ends: frozenset[int], seed: int | None) -> Iterator[int]:
         self.prefill(ids, seed)
@@ -316,7 +325,7 @@ class Generator:
         self,
         prompt: Sequence[int] | torch.Tensor,
         max_new_tokens: int,
-        eos: Iterable[int] | None = None,
+        eos: int | Iterable[int] | None = None,
         seed: int | None = None,
     ) -> list[int]:
         """All tokens of ``stream`` at once."""

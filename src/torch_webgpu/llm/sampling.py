@@ -17,11 +17,11 @@ _NO_CHOICE = f"sample: no token can be chosen, as the logits of a row hold NaN (
 
 
 def check_arguments(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    """Raises ValueError for a temperature below 0 or not finite, a top_k below 1, a top_p outside (0, 1]."""
+    """Raises ValueError for a temperature below 0 or not finite, a top_k below 1 or not whole, a top_p outside (0, 1]."""
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature must be 0 (the likeliest token) or a positive number, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
+    if top_k is not None and (not isinstance(top_k, int) or top_k < 1):
+        raise ValueError(f"top_k must be a whole number of at least 1, or None for all tokens, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
 

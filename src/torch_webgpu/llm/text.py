@@ -138,7 +138,7 @@ def stream(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,
-    eos: Iterable[int] | None = None,
+    eos: int | Iterable[int] | None = None,
     stop: Sequence[str] = (),
     cache_length: int | None = None,
     on_token: Callable[[int], None] | None = None,

@@ -323,9 +323,11 @@ def _correlate_weight(graph: Graph, a: Tensor, b: Tensor, out: Tensor, window: W
 
 
 def _check(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, groups: int) -> None:
-    what = f"{graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)}, groups {groups}"
+    def what() -> str:
+        return f"{graph.op}: input {list(x.sizes)}, weight {list(weight.sizes)}, groups {groups}"
+
     if x.ndim != weight.ndim or not 3 <= x.ndim <= 5:
-        raise RuntimeError(f"Expected an input and a weight of 3 to 5 dimensions each in {what}")
+        raise RuntimeError(f"Expected an input and a weight of 3 to 5 dimensions each in {what()}")
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and t.dtype is not x.dtype:
             raise RuntimeError(f"Input type ({x.dtype.name}) and {name} type ({t.dtype.name}) should be the same")
@@ -334,11 +336,11 @@ def _check(graph: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, transpo
     expected = weight.sizes[0] if transposed else weight.sizes[1] * groups
     if x.sizes[1] != expected or groups < 1 or weight.sizes[0] % groups:
         raise RuntimeError(
-            f"Given {what}: expected input to have {expected} channels, but got {x.sizes[1]} channels instead"
+            f"Given {what()}: expected input to have {expected} channels, but got {x.sizes[1]} channels instead"
         )
     channels = weight.sizes[1] * groups if transposed else weight.sizes[0]
     if bias is not None and bias.sizes != (channels,):
-        raise RuntimeError(f"Given {what}: expected bias to have shape [{channels}], but got {list(bias.sizes)}")
+        raise RuntimeError(f"Given {what()}: expected bias to have shape [{channels}], but got {list(bias.sizes)}")
 
 
 def _window(rank: int, stride: Any, padding: Any, dilation: Any, transposed: bool) -> Window:

@@ -67,10 +67,8 @@ def as_words(t: Tensor, row: int) -> tuple[Tensor, int] | None:
     bytes_ = row * t.dtype.itemsize
     if not t.contiguous or bytes_ % 4 or not t.aligned(4):
         return None
-    scale = t.dtype.itemsize / 4
-    words = Tensor(
-        t.ref, t.buffer, I32, (t.numel * t.dtype.itemsize // 4,), (1,), int(t.delta * scale), int(t.offset * scale)
-    )
+    size = t.dtype.itemsize
+    words = Tensor(t.ref, t.buffer, I32, (t.numel * size // 4,), (1,), t.delta * size // 4, t.offset * size // 4)
     return words, bytes_ // 4
 
 

@@ -52,6 +52,8 @@ def _range(graph: Graph, start: Any, end: Any, step: Any, dtype: DType) -> Tenso
     out = graph.new((n,), dtype)
     if n == 0:
         return out
+    if n == 1:
+        return fill(graph, out, first)  # which the compiler fuses
     cls = "l" if dtype.cls != "f" else "f"
 
     def words(w: Words) -> None:

@@ -20,7 +20,7 @@ from ..kernels.pointwise import (
     index_code,
     index_words,
 )
-from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error
+from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error, spans
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import BOOL, U8
@@ -104,8 +104,8 @@ def index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: s
     step = size
     while step > 1 and (x.extent - (size - step) * x.strides[where.dims[0]]) * x.dtype.itemsize + 256 > limit:
         step = -(-step // 2)
-    for low in range(0, size, step):
-        _index_window(graph, where, x, other, mode, negative, low, min(step, size - low), j_count, r_count)
+    for low, length in spans(size, step):
+        _index_window(graph, where, x, other, mode, negative, low, length, j_count, r_count)
 
 
 def _index_window(

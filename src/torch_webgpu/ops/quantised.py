@@ -19,7 +19,7 @@ from ..kernels import render
 from ..kernels.matvec import Int4, Int8, matvec, supports
 from ..kernels.pointwise import WORKGROUP, contiguous, copy_into
 from ..kernels.program import IDENTITY, Program, Step
-from ..recipe import Graph, Tensor, Words, grid, product, register_error
+from ..recipe import Graph, Tensor, Words, grid, product, register_error, spans
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import F32
@@ -313,8 +313,7 @@ def _product(graph: Graph, x: Tensor, q: Quantised, bias: Tensor | None, out: Te
     a, o = x.reshape((1, m, q.k)), out.reshape((1, m, q.n))
     step = min(_most_rows(max(q.k * x.dtype.itemsize, q.row_bytes), MOST_DEQUANTISED), q.n)
     values = graph.new((step, q.k), x.dtype)
-    for start in range(0, q.n, step):
-        length = min(step, q.n - start)
+    for start, length in spans(q.n, step):
         part = values.narrow(0, 0, length)
         _rows(graph, q.narrow(start, length), part)
         b = part.view((1, q.k, length), (0, 1, q.k))
@@ -361,8 +360,7 @@ def _embedding(
     flat = contiguous(graph, indices).reshape((indices.numel,))
     rows = out.reshape((indices.numel, k))
     step = _most_rows(k * kind.itemsize)
-    for first in range(0, indices.numel, step):
-        count = min(step, indices.numel - first)
+    for first, count in spans(indices.numel, step):
         part, named = rows.narrow(0, first, count), flat.narrow(0, first, count)
         for low in range(0, max(n, 1), window):
             _rows(graph, q.narrow(low, min(window, n - low)), part, named, low, n)

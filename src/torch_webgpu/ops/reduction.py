@@ -179,7 +179,7 @@ def reduce(
     dims: tuple[int, ...],
     keepdim: bool,
     dtypes: Sequence[DType],
-    scale: float = 1.0,
+    scale: int = 1,
     p: Any = 0.0,
 ) -> list[Tensor]:
     """Reduces ``dims`` of ``x``; one result for each of ``dtypes`` (at most as many as ``reducer.finish`` has)."""
@@ -191,7 +191,7 @@ def reduce(
 
 
 def _reduce_into(
-    graph: Graph, reducer: Reducer, x: Tensor, dims: tuple[int, ...], outs: Sequence[Tensor], scale: float, p: Any
+    graph: Graph, reducer: Reducer, x: Tensor, dims: tuple[int, ...], outs: Sequence[Tensor], scale: int, p: Any
 ) -> None:
     """Reduces into tensors of the kept shape; what exceeds the largest binding is cut in halves."""
     limit = device().limits["maxStorageBufferBindingSize"]
@@ -234,7 +234,7 @@ def _reduce_halves(
     pieces: Sequence[tuple[int, int]],
     dims: tuple[int, ...],
     outs: Sequence[Tensor],
-    scale: float,
+    scale: int,
     p: Any,
 ) -> None:
     """Reduces two parts of the reduced dimension ``cut`` one after the other and merges them elementwise."""
@@ -244,7 +244,7 @@ def _reduce_halves(
     states: list[Tensor] = []
     for side, (start, length) in zip("ab", pieces, strict=True):
         state = [graph.new(outs[0].sizes, _STATE_DTYPE[cls]) for _, cls in stored]
-        _reduce_into(graph, replace(reducer, finish=stored), x.narrow(cut, start, length), dims, state, 1.0, p)
+        _reduce_into(graph, replace(reducer, finish=stored), x.narrow(cut, start, length), dims, state, 1, p)
         for (name, cls), t in zip(fields, state, strict=True):
             if cls == "u":
                 _shift_positions(graph, t, x, cut, dims, start, length)
@@ -282,7 +282,7 @@ def _segments(graph: Graph, reducer: Reducer, x: Tensor, outer: Any, inner: Any,
     if positions:
         partial.append(graph.new((rows, SEGMENTS), I64))
         finish = (("a.v", reducer.cls), ("vec2<u32>(a.i, 0u)", "l"))
-    _launch(graph, replace(reducer, finish=finish), x, partial, outer, inner, rows, count, 1.0, 0.0, SEGMENTS)
+    _launch(graph, replace(reducer, finish=finish), x, partial, outer, inner, rows, count, 1, 0.0, SEGMENTS)
     put = reducer.put.replace("r)", "q)") if positions else re.sub(r"\bb\b", "v", reducer.merge)
     merged = replace(reducer, put=put)
     sizes, (strides,) = collapse([rows], [[SEGMENTS]])
@@ -298,7 +298,7 @@ def _launch(
     inner: tuple[list[int], list[int]],
     rows: int,
     count: int,
-    scale: float,
+    scale: int,
     p: Any,
     segments: int = 1,
     index: Tensor | None = None,
@@ -312,14 +312,14 @@ def _launch(
     def words(w: Words) -> None:
         w.u32("rows", rows * segments)
         w.u32("count", count)
-        w.f32("scale", scale)
+        w.u32("scale", scale)
         w.number("p", p, "f")
         index_words(w, outer[0], {"x": outer[1]}, "o")
         index_words(w, inner[0], {"x": inner[1]}, "i")
 
     def source(w: Words) -> str:
         finish = [
-            f"st_o{k}(o, {wgsl.cast(expr.format(scale=w.expr('scale', 'f'), p=w.expr('p', 'f')), cls, out.dtype.cls)});"
+            f"st_o{k}(o, {wgsl.cast(expr.format(scale=f'f32({w.scale})', p=w.expr('p', 'f')), cls, out.dtype.cls)});"
             for k, (out, (expr, cls)) in enumerate(zip(outs, reducer.finish, strict=False))
         ]
         value = wgsl.cast("ld_x(x_ox + x_ix)", x.dtype.cls, reducer.cls)
@@ -419,7 +419,7 @@ def _mean(graph: Graph, x: Tensor, dims: Any = None, keepdim: Any = False, dtype
         out = graph.new(reduced_shape(x, axes, keepdim), d)
         emit(graph, "{0}", [float("nan")], ["f"], "f", out, "fill")
         return out
-    return reduce(graph, _sum("f", "(a / {scale})"), x, axes, keepdim, [d], scale=float(count))[0]
+    return reduce(graph, _sum("f", "(a / {scale})"), x, axes, keepdim, [d], scale=count)[0]
 
 
 def _check_not_empty(graph: Graph, x: Tensor, axes: Sequence[int]) -> None:

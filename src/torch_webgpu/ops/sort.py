@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .. import wgsl
 from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, collapse, index_code, index_words
-from ..recipe import Graph, Tensor, Words, grid, product
+from ..recipe import Graph, Tensor, Words, grid, power_of_two, product
 from ..registry import lower
 from ..wgsl import I32, I64, DType
 
@@ -185,7 +185,7 @@ class _Sorting:
         if n <= BLOCK:
             self._sort_blocks(graph, rows, None, None, self.keep)
         elif self.keep <= MOST_SELECTED:
-            per = min(BLOCK // (1 << (self.keep - 1).bit_length()), MOST_NARROWED)
+            per = min(BLOCK // power_of_two(self.keep), MOST_NARROWED)
             per = per if per * SORT_GROUP > BLOCK else 0
             chunk = per * SORT_GROUP or BLOCK
             runs: _Runs | None = None
@@ -221,7 +221,7 @@ class _Sorting:
         def words(w: Words) -> None:
             for name, value in {"n": n, "groups": rows.count * blocks, "blocks": blocks, "chunk": chunk}.items():
                 w.u32(name, value)
-            w.u32("network", 1 << max(full - 1, 1).bit_length())
+            w.u32("network", power_of_two(max(full, 2)))
             w.u32("keep", keep)
             w.u32("per", per)
             w.u32("flip", 0xFFFFFFFF if self.descending else 0)

@@ -39,6 +39,7 @@ _WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
 _lock = threading.Lock()
 _compile_lock = threading.Lock()  # so that the errors found after compiling are this shader's
 _device: DeviceHandle | None = None
+_lost: list[DeviceHandle] = []  # kept, so that no later device gets the address of one of them
 _shaders: dict[int, Shader] = {}
 _numbers: dict[tuple[str, tuple[bool, ...], int], int] = {}
 
@@ -125,6 +126,20 @@ def start() -> None:
             handle.limits["maxStorageBufferBindingSize"],
         )
         atexit.register(_C.drain)  # the encoder's thread must not be inside the library when it is unloaded
+
+
+def reopen() -> None:
+    """Makes the device anew after it was lost; does nothing to one that works."""
+    global _device
+    from ..recipe import clear_pipelines
+
+    with _lock:
+        if _device is None or not _C.detach():
+            return
+        _lost.append(_device)
+        _device = None
+        clear_pipelines()
+    start()
 
 
 def is_open() -> bool:

@@ -26,9 +26,23 @@ var<workgroup> used: u32;
 
 {{ rotated_rows() }}
 {% if fresh %}
-fn new_at(z: u32, h: u32, d: u32, key: bool) -> f32 {
-  if (key) { return k_at(z, h, d); }
-  return {{ ld("v", "z", "h", "d") }};
+fn word_of(z: u32, h: u32, i: u32) -> u32 {
+  let d = i % WORDS * {{ 4 // itemsize }}u;
+{% for key, row in ((true, "k_at(z, h, %s)"), (false, ld("v", "z", "h", "%s"))) %}
+{% if key %}
+  if (i < WORDS) {
+{% endif %}
+{% if itemsize == 4 %}
+    return bitcast<u32>({{ row % "d" }});
+{% else %}
+    let low = {{ row % "d" }};
+    let high = {{ row % "d + 1u" }};
+    return {{ bits }}(low) | ({{ bits }}(high) << 16u);
+{% endif %}
+{% if key %}
+  }
+{% endif %}
+{% endfor %}
 }
 {% endif %}
 {% for i in range(quads) %}
@@ -63,12 +77,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(local_invocation_index) l:
   {% if fresh %}
   // By other invocations than the query's, as far as there are any.
   for (var i = (l + {{ (workgroup - D) % workgroup }}u) % WORKGROUP; i < 2u * WORDS; i += WORKGROUP) {
-    let d = i % WORDS * {{ 4 // itemsize }}u;
-    {% if itemsize == 4 %}
-    fresh[i] = bitcast<u32>(new_at(z, hk, d, i < WORDS));
-    {% else %}
-    fresh[i] = {{ bits }}(new_at(z, hk, d, i < WORDS)) | ({{ bits }}(new_at(z, hk, d + 1u, i < WORDS)) << 16u);
-    {% endif %}
+    fresh[i] = word_of(z, hk, i);
   }
   {% endif %}
   {% if position %}

@@ -52,42 +52,38 @@ fn clamp_f(x: f32, low: f32, high: f32) -> f32 {
 }
 
 // Round to nearest even, as PyTorch's conversions do; pack2x16float leaves rounding and overflow to the driver.
+// Conversions do not branch: what is loaded for the next one is then on its way during the one before.
 fn f16bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
-  let sign = (b >> 16u) & 0x8000u;
   let a = b & 0x7fffffffu;
-  if (a > 0x7f800000u) {
-    let payload = (a >> 13u) & 0x3ffu;
-    return sign | 0x7c00u | select(payload, 0x200u, payload == 0u);
-  }
-  if (a >= 0x477ff000u) { return sign | 0x7c00u; }
-  if (a < 0x38800000u) {
-    if (a < 0x33000000u) { return sign; }
-    let m = (a & 0x7fffffu) | 0x800000u;
-    let s = 126u - (a >> 23u);
-    let q = m >> s;
-    let rest = m & ((1u << s) - 1u);
-    let half = 1u << (s - 1u);
-    return sign | (q + select(0u, 1u, rest > half || (rest == half && (q & 1u) == 1u)));
-  }
-  return sign | ((a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u);
+  let payload = (a >> 13u) & 0x3ffu;
+  let nan = 0x7c00u | select(payload, 0x200u, payload == 0u);
+  let m = (a & 0x7fffffu) | 0x800000u;
+  let s = min(126u - (a >> 23u), 25u); // by 25 all is gone
+  let rest = m & ((1u << s) - 1u);
+  let half = 1u << (s - 1u);
+  let q = m >> s;
+  let small = q + select(0u, 1u, rest > half || (rest == half && (q & 1u) == 1u));
+  var h = (a - 0x38000000u + 0xfffu + ((a >> 13u) & 1u)) >> 13u;
+  h = select(h, small, a < 0x38800000u);
+  h = select(h, 0x7c00u, a >= 0x477ff000u);
+  h = select(h, nan, a > 0x7f800000u);
+  return ((b >> 16u) & 0x8000u) | h;
 }
 
 fn f16value(h: u32) -> f32 {
   let sign = (h & 0x8000u) << 16u;
   let e = (h >> 10u) & 31u;
   let m = h & 0x3ffu;
-  if (e == 0u) {
-    let v = f32(m) * 5.9604644775390625e-8;
-    return bitcast<f32>(bitcast<u32>(v) | sign);
-  }
-  return bitcast<f32>(sign | select((e + 112u) << 23u, 0x7f800000u, e == 31u) | (m << 13u));
+  let small = bitcast<u32>(f32(m) * 5.9604644775390625e-8);
+  let normal = select((e + 112u) << 23u, 0x7f800000u, e == 31u) | (m << 13u);
+  return bitcast<f32>(sign | select(normal, small, e == 0u));
 }
 
 fn bf16bits(x: f32) -> u32 {
   let b = bitcast<u32>(x);
-  if ((b & 0x7fffffffu) > 0x7f800000u) { return (b >> 16u) | select(0u, 0x40u, ((b >> 16u) & 0x7fu) == 0u); }
-  return (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
+  let nan = (b >> 16u) | select(0u, 0x40u, ((b >> 16u) & 0x7fu) == 0u);
+  return select((b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u, nan, (b & 0x7fffffffu) > 0x7f800000u);
 }
 
 fn i2l(x: i32) -> vec2<u32> {
