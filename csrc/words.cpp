@@ -44,6 +44,11 @@ int append(WordList* w, PyObject* name, PyObject* value) {
 
 PyObject* u32(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   if (n != 2 || !is_integer(args[1])) return PyErr_Format(PyExc_TypeError, "u32 takes a name and an integer");
+  Number value = number_of(args[1]);
+  if (PyErr_Occurred()) return nullptr;
+  if (!holds(Instruction::lt, value, int64_t(1) << 32) || value.hint() < INT32_MIN) {
+    return PyErr_Format(PyExc_OverflowError, "%lld (%U)", static_cast<long long>(value.hint()), args[0]);
+  }
   if (append(list(self), args[0], args[1])) return nullptr;
   Py_RETURN_NONE;
 }
@@ -66,7 +71,8 @@ PyMemberDef members[] = {{"words", T_OBJECT_EX, offsetof(WordList, words), READO
                          {"index", T_OBJECT_EX, offsetof(WordList, index), READONLY, "place of a word by its name"},
                          {"patches", T_OBJECT_EX, offsetof(WordList, patches), READONLY, nullptr},
                          {}};
-PyMethodDef methods[] = {{"u32", reinterpret_cast<PyCFunction>(u32), METH_FASTCALL, "u32(name, value): appends an integer"},
+PyMethodDef methods[] = {{"u32", reinterpret_cast<PyCFunction>(u32), METH_FASTCALL,
+                          "u32(name, value): appends an integer of 32 bits, with or without sign"},
                          {"f32", reinterpret_cast<PyCFunction>(f32), METH_FASTCALL, "f32(name, value): appends a float"},
                          {}};
 PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(words_new)},

@@ -231,6 +231,22 @@ def test_interrupt_of_a_process(tiny_model: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("words", [("info",), ("info", "--json"), ("generate", "a b", "--max-new-tokens", "500", "--eager")])
+def test_a_reader_that_leaves(words: tuple[str, ...], tiny_model: Path) -> None:
+    """As with ``torch-webgpu info | head -1``: no traceback, and no hanging."""
+    arguments = (*words, "--model", str(tiny_model)) if words[0] == "generate" else words
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{SCRIPT}app()", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        errors = process.stderr.read()
+        code = process.wait(timeout=120)
+    assert code in (0, 1, -signal.SIGPIPE)
+    assert "Traceback" not in errors and "Exception ignored" not in errors, errors
+
+
 def test_nan_logits_are_one_line(tiny_model: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

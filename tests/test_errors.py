@@ -226,6 +226,31 @@ def test_a_lost_device_raises_until_it_is_reset(implementation: str, how: str) -
     assert lines[25:] == [*opened, *opened, "True True", "27000000.0", "5.0"]
 
 
+@pytest.mark.parametrize("length", [2**32, 2**32 + 1, 2**40])
+def test_sizes_beyond_32_bits(length: int) -> None:
+    """Expanded tensors have them without the memory: a kernel must not see their low bits only."""
+    x = torch.ones(1, device="webgpu").expand(length)
+    last = torch.tensor([length - 1], device="webgpu")
+    for op in (
+        lambda: x.sum(),
+        lambda: x.mean(),
+        lambda: x.any(),
+        lambda: x.argmax(),
+        lambda: x.norm(),
+        lambda: x.var(),
+        lambda: x.cumsum(0),
+        lambda: x.topk(2),
+        lambda: x @ x,
+        lambda: x[last],
+        lambda: x.gather(0, last),
+        lambda: torch.zeros(4, device="webgpu").scatter_add_(0, (last * 0).expand(length), x),
+    ):
+        with pytest.raises(torch_webgpu.LimitError, match="32 bits"):
+            op()
+    assert x[-3:].sum().item() == 3
+    assert x[length - 1].item() == 1
+
+
 def test_errors_in_views_and_shapes_are_pytorchs_own() -> None:
     x = torch.ones(2, 3, device="webgpu")
     with pytest.raises(RuntimeError, match="must match the size"):

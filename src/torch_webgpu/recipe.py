@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _C, runtime, wgsl
+from .errors import LimitError
 from .wgsl import DType
 
 REF_OUTPUT, REF_TEMP, REF_ERROR = 1 << 20, 2 << 20, 3 << 20
@@ -135,7 +136,8 @@ class Words(_C.WordList):
             self.u32(name, value & 0xFFFFFFFF)
             self.words.append((value >> 32) & 0xFFFFFFFF)
         else:
-            self.u32(name, int(bool(value)) if cls == "b" else value if isinstance(value, int) else int(value))
+            value = value if isinstance(value, int) else int(value)
+            self.u32(name, int(bool(value)) if cls == "b" else value & 0xFFFFFFFF)
 
     def random(self, name: str, generator: int, count: int) -> None:
         """Four words: seed and counter offset; ``count`` counters are taken from the generator at each replay."""
@@ -230,7 +232,14 @@ class Graph:
         """
         operands, signature, slots = _C.bind(args)
         w = Words(len(operands))
-        words(w)
+        try:
+            words(w)
+        except OverflowError as e:
+            tensors = ", ".join(str(t) for _, t, _ in args)
+            raise LimitError(
+                f"{self.op} on {tensors}: kernels count with 32 bits, which {e} exceeds; split the tensor, or expand it "
+                "after the operation"
+            ) from e
         key = (name, static, signature)
         pipeline = _pipelines.get(key)
         if pipeline is None:
