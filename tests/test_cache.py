@@ -360,7 +360,7 @@ print(json.dumps([result.tolist(), kinds, len(backend.compiled[-1].plans[0].disp
 
 
 def test_two_processes_and_a_third(tmp_path: Path) -> None:
-    """Two that compile at once both write the entry; a later one replays it."""
+    """Two that compile at once may both write the entry; a later one replays it."""
     import torch_webgpu.runtime
 
     implementation = torch_webgpu.runtime.device().adapter.implementation
@@ -380,5 +380,5 @@ def test_two_processes_and_a_third(tmp_path: Path) -> None:
         found.append(json.loads(out))
     results, kinds, dispatches = zip(*found, strict=True)
     assert results[0] == results[1] == results[2] and len(set(dispatches)) == 1
-    assert kinds[0] == kinds[1] == ["CompiledGraph"] and kinds[2] == ["StoredGraph"]
+    assert ["CompiledGraph"] in kinds[:2] and kinds[2] == ["StoredGraph"]  # the slower of two may find what the other wrote
     assert sorted(p.name.split("-")[0] for p in (tmp_path / "cache").iterdir()) == ["graph", "plan"]
