@@ -47,7 +47,9 @@ class Recorder:
 
     def target(self, target: Target) -> int:
         """The target's number in this run."""
-        same = [t for t in self.run.targets if t.model_copy(update={"clocks": {}}) == target.model_copy(update={"clocks": {}})]
+        same = [
+            t for t in self.run.targets if t.model_copy(update={"clocks": {}}) == target.model_copy(update={"clocks": {}})
+        ]
         if same:
             return self.run.targets.index(same[0])
         self.run.targets.append(target)

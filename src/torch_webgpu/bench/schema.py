@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -115,7 +114,7 @@ class Run(_Record):
         origin: ``measured`` here or ``imported`` from another instrument's file.
     """
 
-    schema_version: Literal[1] = VERSION
+    schema_version: Literal[1] = 1
     run: str = Field(min_length=8, description="unique name")
     created: datetime
     command: list[str]
@@ -129,7 +128,9 @@ class Run(_Record):
     def _targets_exist(self) -> Run:
         for m in self.measurements:
             if m.target >= len(self.targets):
-                raise ValueError(f"{m.experiment} / {m.method} is about target {m.target}, but there are {len(self.targets)}")
+                raise ValueError(
+                    f"{m.experiment} / {m.method} is about target {m.target}, but there are {len(self.targets)}"
+                )
         keys = [m.key for m in self.measurements]
         if len(set(keys)) < len(keys):
             raise ValueError("two measurements are of the same quantity")
@@ -192,10 +193,3 @@ def read(path: Path) -> Run:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number that a measurement can have")
-
-
-def finite(value: float) -> float:
-    """The value; ValueError where it is none."""
-    if not math.isfinite(value):
-        raise ValueError(f"{value} is no measurement")
-    return value
