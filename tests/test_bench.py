@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from torch_webgpu.bench.recorder import Recorder
-from torch_webgpu.bench.schema import ResultError, Target, read
+from torch_webgpu.bench.schema import Measurement, Quantity, ResultError, Target, digest, read
 from torch_webgpu.bench.stats import compare, fit_line, summarise
 
 pytestmark = pytest.mark.once
@@ -62,11 +62,19 @@ def test_comparison() -> None:
         compare([1.0], [0.0])
 
 
+def passes(n: int, samples: list[float], warmup: list[float] | None = None) -> Measurement:
+    quantity = Quantity(
+        experiment="dispatch", workload="empty", method="one pass", target=0, parameters={"n": n}, metric="wall"
+    )
+    return Measurement(**quantity.model_dump(), unit="us", samples=samples, warmup=warmup or [])
+
+
 def record(path: Path, command: tuple[str, ...] = ("bench", "dispatch")) -> Recorder:
     recorder = Recorder(path, command)
-    target = recorder.target(TARGET)
-    if not recorder.has("dispatch", "empty", "one pass", target, {"n": 10}, "wall"):
-        recorder.add("dispatch", "empty", "one pass", target, {"n": 10}, "wall", "us", [1.5, 2.25], [9.0])
+    assert recorder.target(TARGET) == 0
+    first = passes(10, [1.5, 2.25], [9.0])
+    if not recorder.has(first):
+        recorder.add(first)
     return recorder
 
 
@@ -76,9 +84,9 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert not read(path).complete
     second = record(path)
     assert second.run.run == first.run.run and second.target(TARGET.model_copy(update={"clocks": {}})) == 0
-    second.add("dispatch", "empty", "one pass", 0, {"n": 100}, "wall", "us", [3.0])
+    second.add(passes(100, [3.0]))
     with pytest.raises(ValueError, match="measured already"):
-        second.add("dispatch", "empty", "one pass", 0, {"n": 100}, "wall", "us", [3.0])
+        second.add(passes(100, [3.0]))
     with pytest.raises(FileExistsError, match="an interrupted run of bench dispatch"):
         record(path, ("bench", "llm"))
     second.finish()
@@ -118,12 +126,11 @@ def test_damaged_files_are_refused_with_the_reason(damage: Any, message: str, tm
 
 
 def test_what_no_run_may_hold(tmp_path: Path) -> None:
-    recorder = record(tmp_path / "run.json")
-    for samples in ([], [float("nan")], [float("inf")]):
+    record(tmp_path / "run.json")
+    bad: tuple[list[float], ...] = ([], [float("nan")], [float("inf")])
+    for samples in bad:
         with pytest.raises(ValueError, match="samples"):
-            recorder.add("dispatch", "empty", "sequential", 0, {}, "wall", "us", samples)
-    from torch_webgpu.bench.schema import digest
-
+            passes(10, samples)
     content = json.loads((tmp_path / "run.json").read_text())
     content["measurements"][0]["target"] = 4
     content["digest"] = digest(content)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
 from .environment import environment
-from .schema import Experiment, Measurement, Parameter, Run, Target, Unit, read, write
+from .schema import Measurement, Quantity, Run, Target, read, write
 
 
 class Recorder:
@@ -55,50 +55,20 @@ class Recorder:
         self.run.targets.append(target)
         return len(self.run.targets) - 1
 
-    def has(
-        self,
-        experiment: Experiment,
-        workload: str,
-        method: str,
-        target: int,
-        parameters: Mapping[str, Parameter],
-        metric: str,
-    ) -> bool:
-        """Whether the run already holds this quantity."""
-        return (experiment, workload, method, target, tuple(sorted(parameters.items())), metric) in self._keys
+    def has(self, quantity: Quantity) -> bool:
+        """Whether the run already holds it."""
+        return quantity.key in self._keys
 
-    def add(
-        self,
-        experiment: Experiment,
-        workload: str,
-        method: str,
-        target: int,
-        parameters: Mapping[str, Parameter],
-        metric: str,
-        unit: Unit,
-        samples: Sequence[float],
-        warmup: Sequence[float] = (),
-        notes: Sequence[str] = (),
-    ) -> Measurement:
+    def add(self, measurement: Measurement) -> None:
         """Adds samples of one quantity and writes the file; ValueError for one that is there already."""
-        measurement = Measurement(
-            experiment=experiment,
-            workload=workload,
-            method=method,
-            target=target,
-            parameters=dict(parameters),
-            metric=metric,
-            unit=unit,
-            samples=list(samples),
-            warmup=list(warmup),
-            notes=list(notes),
-        )
-        if measurement.key in self._keys:
-            raise ValueError(f"{experiment} / {workload} / {method} / {dict(parameters)} / {metric} is measured already")
+        if self.has(measurement):
+            raise ValueError(
+                f"{measurement.experiment} / {measurement.workload} / {measurement.method} / {measurement.parameters} / "
+                f"{measurement.metric} is measured already"
+            )
         self.run.measurements.append(measurement)
         self._keys.add(measurement.key)
         write(self.run, self.path)
-        return measurement
 
     def finish(self) -> Run:
         """Marks the run as complete."""

@@ -76,16 +76,13 @@ class Target(_Record):
         return f"{self.implementation} on {self.adapter}" + (f" ({self.backend})" if self.backend else "")
 
 
-class Measurement(_Record):
-    """Samples of one quantity under one method.
+class Quantity(_Record):
+    """What is measured, and how.
 
     Attributes:
         target: its place among the run's targets.
         parameters: what was varied (``n``: dispatches a sample, ``bindings``, ``workgroups``, …).
         metric: ``wall`` (until all is waited for), ``host`` (until the calls return), ``gpu`` (timestamps), ``rate``, …
-        samples: raw values in the order they were taken, outliers included.
-        warmup: values before them, which count in no statistic.
-        notes: what a reader has to know.
     """
 
     experiment: Experiment
@@ -94,16 +91,27 @@ class Measurement(_Record):
     target: int = Field(ge=0)
     parameters: dict[str, Parameter] = {}
     metric: str
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for the same quantity."""
+        parameters = tuple(sorted(self.parameters.items()))
+        return self.experiment, self.workload, self.method, self.target, parameters, self.metric
+
+
+class Measurement(Quantity):
+    """Samples of one quantity.
+
+    Attributes:
+        samples: raw values in the order they were taken, outliers included.
+        warmup: values before them, which count in no statistic.
+        notes: what a reader has to know.
+    """
+
     unit: Unit
     samples: list[Number] = Field(min_length=1)
     warmup: list[Number] = []
     notes: list[str] = []
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """What a resumed run does not measure again."""
-        parameters = tuple(sorted(self.parameters.items()))
-        return self.experiment, self.workload, self.method, self.target, parameters, self.metric
 
 
 class Run(_Record):

@@ -107,12 +107,10 @@ class CompiledGraph:
         """Whether a call is the plan alone: no constants or numbers of the host besides the inputs, all results tensors."""
         return not self._constants and not self._numbers and self._host is None
 
-    def all_inputs(self, args: Sequence[Any]) -> list[Any]:
-        """What the plan takes: the call's inputs, the graph's constants, and what the host makes of them."""
+    def taken(self, args: Sequence[Any]) -> tuple[list[Any], dict[fx.Node, Any]]:
+        """What the plan takes: the call's inputs, the constants and what the host makes of them; and the host's values."""
         inputs = [*args, *self._constants]
-        if self._host is not None:
-            self._host.before(inputs)
-        return inputs
+        return inputs, self._host.before(inputs) if self._host is not None else {}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         record_call(self, args)
@@ -128,8 +126,7 @@ class CompiledGraph:
             for _ in range(times):
                 results = _interpret(self.source, args)
             return results
-        inputs = [*args, *self._constants]
-        env = self._host.before(inputs) if self._host is not None else {}
+        inputs, env = self.taken(args)
         try:
             results = self._replay(inputs, times)
         except UnsupportedNodeError as e:

@@ -339,7 +339,7 @@ def _count(calls: Sequence[tuple[CompiledGraph, list[Any]]], level: str) -> int 
         module = rewrite(backend.copy_of(graph.source), level, graph.free)
         twin = CompiledGraph(module, module, partial(fuse, level=level))
         try:
-            steps = fuse(lower(twin.module, _describe(twin.all_inputs(args))), level).steps
+            steps = fuse(lower(twin.module, _describe(twin.taken(args)[0])), level).steps
             for step in steps:
                 step.launch(counter)
         except (UnsupportedNodeError, PlanError):

@@ -330,16 +330,9 @@ class StoredGraph(CompiledGraph):
         self._written, self._siblings, self._compile = list(about["written"]), about["siblings"], compile_graph
         self._instead: Callable[..., Any] | None = None
 
-    @property
-    def self_contained(self) -> bool:
-        return True
-
     def lay_out(self, inputs: Sequence[Any]) -> None:
         """Lays weights out as the plans expect them."""
         pack(self._siblings, inputs)
-
-    def all_inputs(self, args: Sequence[Any]) -> list[Any]:
-        return list(args)
 
     def __call__(self, args: list[Any]) -> list[Any]:
         inputs = list(args)
