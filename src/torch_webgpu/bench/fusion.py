@@ -1,0 +1,291 @@
+"""``bench fusion``: what fewer launches are worth, for the parts of a model, by hand and by the compiler.
+
+Every variant is checked against float64 on the CPU before it is timed, and its dispatches are those that the native core
+encoded. Variants of a case are timed in turn, in random order. A sample is microseconds a call, over ``calls`` calls that
+are waited for once; ``submits`` says whether a call's dispatches go to the queue together or one by one.
+"""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _C
+from ..compiler.executor import CompiledGraph, recorded
+from ..errors import LimitError
+from .fusion_cases import Case, as_one
+from .interleave import interleaved
+from .schema import Measurement, Parameter, Quantity
+
+LEVELS = ("none", "pointwise", "full")
+TOGETHER, APART = "one a call", "one a dispatch"
+_INTERVAL, _MOST = 64, 1024  # launches a submit: as the device does by itself, and so many that a call is never cut
+
+
+class WrongResultError(RuntimeError):
+    """A variant computes something else than the reference; it is not timed."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compute a case.
+
+    Attributes:
+        call: launches without waiting (unless the result is the host's) and returns the result.
+        replay: whether it is a plan, whose dispatches cannot be submitted one by one.
+    """
+
+    name: str
+    call: Callable[[], Any]
+    replay: bool = False
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How calls are timed; see the module."""
+
+    calls: int
+    submits: str
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """As in the result file."""
+        return {"calls": self.calls, "submits": self.submits}
+
+
+def modes(case: Case, many: int) -> list[Mode]:
+    """A call and a wait; the same with a submit a dispatch; many calls and one wait. One that waits itself has the first."""
+    if case.returns_index:
+        return [Mode(1, TOGETHER)]
+    return [Mode(1, TOGETHER), Mode(1, APART), Mode(many, TOGETHER)]
+
+
+@contextmanager
+def submit_interval(launches: int) -> Iterator[None]:
+    """Inside, so many launches go to the queue at once."""
+    _C.set_submit_interval(launches)
+    try:
+        yield
+    finally:
+        _C.set_submit_interval(_INTERVAL)
+
+
+# ---------------------------------------------------------------------------------------------------- variants
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under a code object of its own: what Dynamo compiled for another variant does not count against it."""
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__.replace()
+    return types.FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+
+
+def plan_of(function: Callable[..., Any], tensors: dict[str, torch.Tensor], level: str) -> tuple[CompiledGraph, list[Any]]:
+    """The one plan that a function becomes at a level of fusion, and its inputs.
+
+    Raises:
+        RuntimeError: where it becomes several, or none.
+    """
+    torch._dynamo.reset()
+    compiled = torch.compile(fresh(function), backend="webgpu", fullgraph=True, options={"fusion": level})
+    with torch.no_grad(), recorded() as calls:
+        compiled(**tensors)
+    if len(calls) != 1 or calls[0][0].degraded:
+        raise RuntimeError(f"at fusion {level} this became {len(calls)} graphs, not one plan")
+    return calls[0]
+
+
+def on_device(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies on the webgpu device."""
+    return {name: t.to("webgpu") for name, t in tensors.items()}
+
+
+def variants(case: Case, absent: Callable[[str, str], None]) -> list[Variant]:
+    """What can be timed on the webgpu device; ``absent`` is told of the rest, and why."""
+    tensors = on_device(case.inputs)
+    hand = on_device(case.by_hand_inputs or case.inputs)
+    found = []
+    for name, make in case.chains.items():
+        try:
+            found.append(Variant(name, lambda chain=make(): chain(**hand)))  # type: ignore[misc]
+        except LimitError as e:
+            absent(name, str(e))
+    for name, function in {"eager": case.function, **case.others}.items():
+        found.append(Variant(name, lambda f=function: f(**tensors)))  # type: ignore[misc]
+    for level in LEVELS if case.levels else ():
+        graph, inputs = plan_of(case.function, on_device(case.inputs), level)  # it may lay weights out side by side
+        found.append(Variant(f"compiled, {level}", lambda g=graph, i=inputs: tuple(g.run(list(i))), True))  # type: ignore[misc]
+    if case.levels:  # and once with what Dynamo's checks of its arguments cost
+        compiled = torch.compile(fresh(case.function), backend="webgpu", fullgraph=True, options={"fusion": "full"})
+        own = on_device(case.inputs)
+        found.append(Variant("torch.compile, full", lambda: compiled(**own), True))
+    return found
+
+
+def cuda_variants(case: Case) -> list[Variant]:
+    """The controls on CUDA: op by op, and through Inductor."""
+    tensors = {name: t.to("cuda") for name, t in case.inputs.items()}
+    found = [
+        Variant(name, lambda f=function: f(**tensors))  # type: ignore[misc]
+        for name, function in {"eager": case.function, **case.others}.items()
+    ]
+    if case.levels:
+        torch._dynamo.reset()
+        for name, mode in (("torch.compile", "default"), ("torch.compile, reduce-overhead", "reduce-overhead")):
+            compiled = torch.compile(fresh(case.function), fullgraph=True, mode=mode)
+            found.append(Variant(name, lambda c=compiled: c(**tensors), True))  # type: ignore[misc]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------- checks and counts
+
+
+def check(case: Case, name: str, result: Any, expected: torch.Tensor) -> None:
+    """Raises WrongResultError where a result differs from the float64 one by more than the case allows."""
+    if isinstance(result, tuple) and len(result) == 1:
+        (result,) = result
+    got = as_one(result).double().reshape(expected.shape)
+    largest = float(expected.abs().max())
+    difference = float((got - expected).abs().max())
+    if not difference <= case.tolerance * max(largest, 1e-30):
+        raise WrongResultError(
+            f"{case.title}, {name}: differs from the CPU's by {difference:.3g} where values reach {largest:.3g}; "
+            "a variant that computes something else is not timed"
+        )
+
+
+def counted(call: Callable[[], Any]) -> tuple[int, int]:
+    """Dispatches that the native core encodes for a call, and the submits that they go in (without that of a wait)."""
+    _C.synchronize()
+    _C.drain()
+    before = _C.stats()
+    call()
+    _C.flush()
+    _C.drain()
+    after = _C.stats()
+    return after["encoded"] - before["encoded"], after["submits"] - before["submits"]
+
+
+def cuda_kernels(call: Callable[[], Any]) -> int:
+    """Kernels that a call launches on CUDA, as the profiler sees them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        call()
+        torch.cuda.synchronize()
+    kinds = [e for e in seen.events() or [] if e.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(not e.name.startswith(("Memcpy", "Memset")) for e in kinds)
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+class FusionBench:
+    """Measures cases; what is there already is left as it is."""
+
+    def __init__(
+        self,
+        add: Callable[[Measurement], None],
+        has: Callable[[Quantity], bool],
+        absent: Callable[[Case, str, str], None],
+        warmup: int,
+        runs: int,
+        many: int,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            add: keeps a measurement.
+            has: whether one of the quantity is kept.
+            absent: told of what cannot be measured here: the case, the variant's name, the reason.
+            warmup: samples of each variant before those that count.
+            runs: samples that count.
+            many: calls of the mode with one wait for many.
+            progress: called after each sample.
+        """
+        self._add, self._has, self._absent = add, has, absent
+        self.warmup, self.runs, self.many, self._progress = warmup, runs, many, progress
+
+    def run(self, case: Case, target: int, kind: str = "webgpu") -> None:
+        """Checks, counts and times every variant of a case on a target.
+
+        Raises:
+            WrongResultError: for a variant with a wrong result.
+        """
+        with torch.no_grad():
+            found = variants(case, lambda n, why: self._absent(case, n, why)) if kind == "webgpu" else cuda_variants(case)
+            expected = case.expected()
+            for variant in found:
+                check(case, variant.name, variant.call(), expected)
+                self._count(case, variant, target, kind)
+            for mode in modes(case, self.many):
+                if kind != "webgpu" and mode.submits == APART:
+                    continue
+                self._time(case, found, mode, target, kind)
+
+    def _quantity(self, case: Case, method: str, metric: str, target: int, more: dict[str, Parameter]) -> Quantity:
+        return Quantity(
+            experiment="fusion",
+            workload=case.name,
+            method=method,
+            target=target,
+            parameters={**case.parameters, **more},
+            metric=metric,
+        )
+
+    def _count(self, case: Case, variant: Variant, target: int, kind: str) -> None:
+        quantity = self._quantity(case, variant.name, "dispatches", target, {})
+        if self._has(quantity):
+            return
+        if kind == "webgpu":
+            with submit_interval(_MOST):
+                dispatches, submits = counted(variant.call)
+            self._keep(self._quantity(case, variant.name, "submits", target, {}), [float(submits)], "count")
+            self._keep(quantity, [float(dispatches)], "count")
+        else:
+            self._keep(quantity, [float(cuda_kernels(variant.call))], "count", notes=["kernels, as the profiler counts them"])
+
+    def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str) -> None:
+        quantities = {
+            v.name: self._quantity(case, v.name, "wall", target, mode.parameters)
+            for v in found
+            if not (v.replay and mode.submits == APART)
+        }
+        if all(self._has(q) for q in quantities.values()):
+            return
+        timed = {v.name: self._sampler(v, mode, kind) for v in found if v.name in quantities}
+        with submit_interval(1 if mode.submits == APART else _MOST):
+            samples = interleaved(timed, self.warmup, self.runs, progress=self._progress)
+        for name, taken in samples.items():
+            if not self._has(quantities[name]):
+                self._keep(quantities[name], taken.values, "us", taken.warmup)
+
+    def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], float]:
+        wait = _C.synchronize if kind == "webgpu" else torch.cuda.synchronize
+        flush = _C.flush if kind == "webgpu" else lambda: None
+        call, calls = variant.call, mode.calls
+
+        def sample() -> float:
+            wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                call()
+                flush()
+            wait()
+            return (time.perf_counter() - start) / calls * 1e6
+
+        return sample
+
+    def _keep(
+        self, quantity: Quantity, samples: list[float], unit: Any, warmup: Sequence[float] = (), notes: Sequence[str] = ()
+    ) -> None:
+        self._add(Measurement(**quantity.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=list(notes)))
+
