@@ -1,0 +1,24 @@
+"""Names that what measures and what reports must agree on: a name that matters is written here and nowhere else."""
+
+from __future__ import annotations
+
+# Methods of `bench dispatch`; each runs the same kernel n times.
+WAITED = "single-op waited"  #: one dispatch and a wait, n times: what a naive benchmark does
+UNWAITED = "single-op unwaited"  #: one dispatch timed until the call returns, n times
+SEQUENTIAL = "sequential"  #: n submits of one dispatch, one wait
+PASSES = "passes in one submit"  #: n passes of one dispatch, one submit, one wait
+ONE_PASS = "one pass"  #: n dispatches in one pass, one submit, one wait
+EAGER = "torch eager"  #: n calls of a torch op, one wait
+PLAN = "compiled plan"  #: a plan of n launches replayed, one wait
+
+# Metrics.
+WALL = "wall"  #: until everything is waited for
+HOST = "host"  #: until the calls return
+GPU = "gpu"  #: by the GPU's timestamps
+RATE = "rate"  #: tokens a second, decoding
+TTFT = "ttft"  #: until the first token
+TOKEN = "token"  #: of each further token
+MEMORY = "memory"  #: the device's, at its peak
+ENERGY = "energy"  #: J for each token, above idle
+POWER = "power"  #: W while working
+IDLE = "idle power"  #: W before the work
