@@ -22,3 +22,5 @@ MEMORY = "memory"  #: the device's, at its peak
 ENERGY = "energy"  #: J for each token, above idle
 POWER = "power"  #: W while working
 IDLE = "idle power"  #: W before the work
+DISPATCHES = "dispatches"  #: encoded for one call
+SUBMITS = "submits"  #: of one call
