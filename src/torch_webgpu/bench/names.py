@@ -24,3 +24,13 @@ POWER = "power"  #: W while working
 IDLE = "idle power"  #: W before the work
 DISPATCHES = "dispatches"  #: encoded for one call
 SUBMITS = "submits"  #: of one call
+PART = "part"  #: of `bench overhead`: µs of a dispatch that one layer takes; the method is the layer
+
+# Methods of `bench dispatch` that time something else than n dispatches until all are done.
+PHASES = "phases"  #: the calls of one submit one by one; the parameter "phase" names the call
+PHASE_ORDER = (
+    "encoder_create", "pass_begin", "set_pipeline", "set_bind_group", "dispatch", "pass_end", "encoder_finish", "submit"
+)  # fmt: skip
+
+# Layers of `bench overhead`, from the hardware up.
+LAYERS = ("GPU", "driver", "API", "framework", "Python")

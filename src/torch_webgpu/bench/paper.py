@@ -85,13 +85,18 @@ class Published:
     @property
     def text(self) -> str:
         """Range, unit and platform."""
+        return f"{self.value} ({self.platform})"
+
+    @property
+    def value(self) -> str:
+        """Range and unit."""
         from .report.document import number, quantity
 
         unit = {"us/dispatch": "us", "x": "ratio", "tok/s": "tokens/s"}.get(self.unit, self.unit)
         value = quantity(self.high, unit)
         if number(self.low) != number(self.high):
             value = f"{number(self.low)} to {value}"
-        return f"{value} ({self.platform})"
+        return value
 
 
 @functools.cache
