@@ -21,6 +21,7 @@ from ..compiler.executor import CompiledGraph, recorded
 from ..errors import LimitError
 from .fusion_cases import Case, as_one
 from .interleave import interleaved
+from .names import DISPATCHES, SUBMITS, WALL
 from .schema import Measurement, Parameter, Quantity
 
 LEVELS = ("none", "pointwise", "full")
@@ -148,8 +149,6 @@ def cuda_variants(case: Case) -> list[Variant]:
 
 def check(case: Case, name: str, result: Any, expected: torch.Tensor) -> None:
     """Raises WrongResultError where a result differs from the float64 one by more than the case allows."""
-    if isinstance(result, tuple) and len(result) == 1:
-        (result,) = result
     got = as_one(result).double().reshape(expected.shape)
     largest = float(expected.abs().max())
     difference = float((got - expected).abs().max())
@@ -242,20 +241,20 @@ class FusionBench:
         )
 
     def _count(self, case: Case, variant: Variant, target: int, kind: str) -> None:
-        quantity = self._quantity(case, variant.name, "dispatches", target, {})
+        quantity = self._quantity(case, variant.name, DISPATCHES, target, {})
         if self._has(quantity):
             return
         if kind == "webgpu":
             with submit_interval(_MOST):
                 dispatches, submits = counted(variant.call)
-            self._keep(self._quantity(case, variant.name, "submits", target, {}), [float(submits)], "count")
+            self._keep(self._quantity(case, variant.name, SUBMITS, target, {}), [float(submits)], "count")
             self._keep(quantity, [float(dispatches)], "count")
         else:
             self._keep(quantity, [float(cuda_kernels(variant.call))], "count", notes=["kernels, as the profiler counts them"])
 
     def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str) -> None:
         quantities = {
-            v.name: self._quantity(case, v.name, "wall", target, mode.parameters)
+            v.name: self._quantity(case, v.name, WALL, target, mode.parameters)
             for v in found
             if not (v.replay and mode.submits == APART)
         }
