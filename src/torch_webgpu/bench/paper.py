@@ -118,9 +118,9 @@ def _data() -> dict[str, Any]:
 
 
 def _whole(record: dict[str, Any]) -> dict[str, Any]:
-    """Two records give the platform as the GPU's name alone."""
+    """A few records give the platform as the GPU's name alone, or none."""
     platform = record.get("platform")
-    return {**record, "platform": {"gpu": platform}} if isinstance(platform, str) else record
+    return {**record, "platform": platform if isinstance(platform, dict) else {"gpu": platform}}
 
 
 def vendor(name: str) -> str | None:

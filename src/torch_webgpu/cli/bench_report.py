@@ -34,7 +34,7 @@ def report(files: Files, out_folder: Annotated[Path, typer.Option("--out", help=
             for refused in results.refused:
                 err.print(f"[yellow]left out:[/] {escape(str(refused))}", soft_wrap=True)
             pages = write(results, out_folder)
-    except (ResultError, ValueError, OSError) as e:
+    except (ResultError, OSError) as e:
         raise fail(str(e)) from None
     for page in pages:
         out.print(f"[bold]{escape(str(page))}[/]", soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from .. import paper
 from ..names import RATE, SEQUENTIAL
 from ..results import Results, Series
+from ..schema import ResultError
 from ..stats import summarise
 from . import disagreements, dispatch, fusion, lines, models, overhead, render
 from .document import Cell, Chapter, Document, Estimate, Headline, Table, number
@@ -19,10 +20,10 @@ def write(results: Results, folder: Path) -> tuple[Path, Path]:
     """Writes ``report.html`` and ``report.md`` into the folder.
 
     Raises:
-        ValueError: where there is no run to report.
+        ResultError: where there is no run to report.
     """
     if not results.runs:
-        raise ValueError("there is no usable result file among those given")
+        raise ResultError("there is no usable result file among those given")
     made = document(results)
     folder.mkdir(parents=True, exist_ok=True)
     pages = folder / "report.html", folder / "report.md"
