@@ -21,6 +21,7 @@ _VENDORS = {
     "apple": ("apple", "m1", "m2", "m3", "m4"),
 }
 _LIBRARIES = ("wgpu", "dawn", "chrome", "firefox", "safari", "onnxruntime", "pytorch")
+_BROWSERS = ("chrome", "firefox", "safari")
 _SAME = {"chromium": "chrome", "torch": "pytorch", "cuda": "pytorch"}
 
 
@@ -152,8 +153,10 @@ def _nearness(target: Target, platform: Platform) -> int:
 def nearest(target: Target, wanted: Callable[[Record], bool]) -> Published | None:
     """The figures of the platform that is most like the target's; None where the paper has none that is wanted.
 
-    Ties go to the platform with the most figures.
+    Ties go to the platform with the most figures. A driver that does nothing has no platform that is like it.
     """
+    if target.adapter_kind == "null":
+        return None
     found: dict[Platform, list[Record]] = {}
     for record in records():
         if isinstance(record.value, float) and wanted(record):

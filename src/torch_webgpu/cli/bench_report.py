@@ -45,7 +45,8 @@ def validate(files: Files) -> None:
     from ..bench.results import files as found_in
     from ..bench.schema import ResultError, read
 
-    table = Table("file", "state", "experiments", "targets", "measurements", "samples", "made")
+    table = Table("file", "state", "experiments", "targets", "quantities", "samples")
+    table.columns[0].overflow = "fold"
     refused = []
     try:
         paths = found_in(files)
@@ -60,10 +61,9 @@ def validate(files: Files) -> None:
         state = "complete" if run.complete else "[yellow]interrupted[/]"
         state += ", imported" if run.origin == "imported" else ""
         experiments = ", ".join(dict.fromkeys(m.experiment for m in run.measurements))
-        targets = "\n".join(escape(t.label) for t in run.targets)
         samples = sum(len(m.samples) for m in run.measurements)
         counts = str(len(run.measurements)), str(samples)
-        table.add_row(escape(str(path)), state, experiments, targets, *counts, f"{run.created:%Y-%m-%d %H:%M}")
+        table.add_row(escape(str(path)), state, experiments, str(len(run.targets)), *counts)
     if table.row_count:
         out.print(table)
     for error in refused:

@@ -8,7 +8,7 @@ from .. import paper
 from ..names import GPU, HOST, PASSES, PHASE_ORDER, SEQUENTIAL, UNWAITED, WAITED, WALL
 from ..results import Results, Source
 from . import plots
-from .document import Cell, Chapter, Estimate, Plot, Table, number
+from .document import Cell, Chapter, Estimate, Plot, Table, Text, number
 from .lines import Costs, Sweep, costs, phases, sweeps, varied
 
 _PUBLISHED = {WAITED: paper.WAITED, UNWAITED: paper.UNWAITED, SEQUENTIAL: paper.SEQUENTIAL, PASSES: paper.BATCHED}
@@ -26,40 +26,46 @@ def chapter(results: Results) -> Chapter:
     )
     found, all_sweeps = costs(results), sweeps(results)
     if found:
-        chapter.blocks += [_slopes(results, found), *_line_plots(results, found), _naive(results, found)]
-        chapter.blocks += [*_naive_plot(results, found), *_balance(results, found)]
+        chapter.blocks += [_naive(results, found), *_naive_plot(results, found), *_slopes(results, found)]
+        chapter.blocks += [*_line_plots(results, found), *_balance(results, found)]
     chapter.blocks += [*_phases(results), *_influences(results, all_sweeps)]
     return chapter
 
 
-def _slopes(results: Results, found: list[Costs]) -> Table:
-    table = Table(
-        "Cost of a dispatch, until it is done on the GPU",
-        ["target and method", "workload", "slope", "intercept", "n swept", "R²", "largest residual", "the paper"],
-        note="Slope and intercept with 95 % bootstrap intervals; n counts samples. Fits weight each n by 1 / its median. What "
-        "is marked “quotient” comes from fewer than three n and so contains a share of the wait. The paper’s "
-        "figures are quotients at n = 100 (or 1), of the platform nearest to the target; it is named.",
-        numeric=2,
-    )
+def _slopes(results: Results, found: list[Costs]) -> Iterable[Table]:
     for c in found:
+        table = Table(
+            f"Cost of a dispatch by method: {results.label(c.source)}",
+            ["method", "workload", "slope", "intercept", "n swept", "R²", "largest residual", "the paper"],
+            numeric=2,
+        )
         for method, sweep in c.by_method.items():
-            by_n, line = sweep.by_n.get(WALL), sweep.line()
-            if not by_n:
-                continue
-            name = Cell(f"{results.label(c.source)}: {method}", "interrupted run" if sweep.interrupted else "")
-            cost = sweep.cost()
-            counts = " ".join(str(n) for n in sorted(by_n))
-            published = _published(c.source, method)
-            workload = Cell(sweep.workload, ", ".join(f"{k} {v}" for k, v in sweep.setting))
-            if line is None:
-                cell = Cell(cost.text, f"{cost.detail}; quotient") if cost else "–"
-                table.add(name, workload, cell, "–", counts, "–", "–", published)
-                continue
-            worst = max(line.residuals, key=lambda n: abs(line.residuals[n]) / max(_median(by_n[n]), 1e-12))
-            share = 100 * line.residuals[worst] / max(_median(by_n[worst]), 1e-12)
-            residual = Cell(f"{number(share, 2)} %", f"at n = {worst}")
-            table.add(name, workload, cost, sweep.intercept(), counts, f"{line.r2:.4f}", residual, published)
-    return table
+            if sweep.by_n.get(WALL):
+                _slope(table, method, sweep, _published(c.source, method))
+        if table.rows:
+            yield table
+    yield Text(
+        "Slope and intercept have 95 % bootstrap intervals; n counts samples. Fits weight each n by 1 / its median. What is "
+        "marked “quotient” comes from fewer than three n and so contains a share of the wait. The paper’s figures are "
+        "quotients at n = 100 (or 1) on the platform nearest to the target, which is named.",
+        "note",
+    )
+
+
+def _slope(table: Table, method: str, sweep: Sweep, published: Cell | str) -> None:
+    """A row."""
+    by_n, line, cost = sweep.by_n[WALL], sweep.line(), sweep.cost()
+    name = Cell(method, "interrupted run" if sweep.interrupted else "")
+    counts = " ".join(str(n) for n in sorted(by_n))
+    workload = Cell(sweep.workload, ", ".join(f"{k} {v}" for k, v in sweep.setting))
+    if line is None:
+        cell = Cell(cost.text, f"{cost.detail}; quotient") if cost else "–"
+        table.add(name, workload, cell, "–", counts, "–", "–", published)
+        return
+    worst = max(line.residuals, key=lambda n: abs(line.residuals[n]) / max(_median(by_n[n]), 1e-12))
+    share = 100 * line.residuals[worst] / max(_median(by_n[worst]), 1e-12)
+    residual = Cell(f"{number(share, 2)} %", f"at n = {worst}")
+    table.add(name, workload, cost, sweep.intercept(), counts, f"{line.r2:.4f}", residual, published)
 
 
 def _published(source: Source, method: str) -> Cell | str:

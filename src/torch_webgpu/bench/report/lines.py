@@ -87,7 +87,8 @@ def plain(found: Iterable[Sweep]) -> list[Sweep]:
     best: dict[tuple[Source, str, str], Sweep] = {}
     for s in found:
         key = s.source, s.workload, s.method
-        if key not in best or s.samples() > best[key].samples():
+        weight = s.samples(), -len(s.setting)
+        if key not in best or weight > (best[key].samples(), -len(best[key].setting)):
             best[key] = s
     chosen = []
     for source in dict.fromkeys(key[0] for key in best):
