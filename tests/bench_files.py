@@ -21,7 +21,9 @@ NULL = DAWN.model_copy(update={"implementation": "dawn-null", "adapter": "Null",
 FIREFOX = Target(
     kind="browser", implementation="firefox", version="153", adapter="llvmpipe", adapter_kind="cpu", backend="Vulkan"
 )
-CUDA = Target(kind="cuda", implementation="torch", version="2.11", adapter="NVIDIA H200", adapter_kind="discrete", backend="CUDA")
+CUDA = Target(
+    kind="cuda", implementation="torch", version="2.11", adapter="NVIDIA H200", adapter_kind="discrete", backend="CUDA"
+)
 MACHINE = Environment(
     system="Linux-6.1", cpu="Xeon", cores=16, memory=1 << 37, versions={"torch": "2.11.0", "wgpu": "0.32.0"}, load=0.2
 )
@@ -42,8 +44,8 @@ class Maker:
         return [float(v) for v in value * np.exp(noise)]
 
     def add(
-        self, target: Target, experiment: str, workload: str, method: str, metric: str, unit: str, samples: Sequence[float] | float,
-        notes: Sequence[str] = (), **parameters: Any,
+        self, target: Target, experiment: str, workload: str, method: str, metric: str, unit: str,
+        samples: Sequence[float] | float, notes: Sequence[str] = (), **parameters: Any,
     ) -> None:  # fmt: skip
         """A measurement; a number stands for samples around it."""
         if target not in self.targets:
@@ -55,7 +57,9 @@ class Maker:
         }  # fmt: skip
         self.measurements.append(Measurement(**fields))
 
-    def line(self, target: Target, method: str, slope: float, intercept: float, metric: str = names.WALL, **more: Any) -> None:
+    def line(
+        self, target: Target, method: str, slope: float, intercept: float, metric: str = names.WALL, **more: Any
+    ) -> None:
         """n dispatches for several n."""
         for n in COUNTS:
             self.add(target, "dispatch", "empty", method, metric, "us", intercept + slope * n, n=n, **more)
@@ -121,7 +125,7 @@ def fusion(seed: int = 2) -> Maker:
             make.add(target, "fusion", "rms_norm", name, names.WALL, "us", value, width=896, calls=1, submits="one a call")
         cold = [*make.samples(52.0)[1:], 20_000.0]
         for name, samples in (("logits read back", cold), ("eager", make.samples(63.0))):
-            more = {"vocabulary": 151936, "calls": 1, "submits": "one a call"}
+            more: dict[str, Any] = {"vocabulary": 151936, "calls": 1, "submits": "one a call"}
             make.add(target, "fusion", "argmax", name, names.WALL, "us", samples, **more)
     for name, value in (("eager", 22.0), ("torch.compile", 21.0)):
         make.add(CUDA, "fusion", "rms_norm", name, names.WALL, "us", value, width=896, calls=1, submits="one a call")
@@ -133,7 +137,7 @@ def llm(seed: int = 3) -> Maker:
     make = Maker(seed)
     for target, none, full in ((GPU, 410.0, 938.0), (DAWN, 380.0, 880.0)):
         for level, rate, dispatches in (("none", none, 1011), ("full", full, 135)):
-            more = {"dtype": "float32", "fusion": level, "prompt": 16}
+            more: dict[str, Any] = {"dtype": "float32", "fusion": level, "prompt": 16}
             make.add(target, "llm", "Qwen2.5-0.5B", "compiled", names.RATE, "tokens/s", rate, **more)
             make.add(target, "llm", "Qwen2.5-0.5B", "compiled", names.TOKEN, "ms", 1e3 / rate, **more)
             make.add(target, "llm", "Qwen2.5-0.5B", "compiled", names.TTFT, "ms", 6.0, **more)

@@ -38,9 +38,10 @@ class Nvml:
     def __init__(self, adapter: str, library: Any = None) -> None:
         if library is None:
             try:
-                import pynvml as library
+                import pynvml
             except ImportError:
                 raise NoMeterError("NVML is not asked: the package nvidia-ml-py is not installed") from None
+            library = pynvml
         self._library = library
         try:
             library.nvmlInit()
@@ -87,7 +88,8 @@ class Rapl:
             raise NoMeterError(f"RAPL does not answer: {root} has no package")
         try:
             self._packages = [
-                _Package(f, int((f / "max_energy_range_uj").read_text()), int((f / "energy_uj").read_text())) for f in folders
+                _Package(f, int((f / "max_energy_range_uj").read_text()), int((f / "energy_uj").read_text()))
+                for f in folders
             ]
         except (OSError, ValueError) as e:
             raise NoMeterError(f"RAPL does not answer: {e}") from None

@@ -52,7 +52,9 @@ class Protocol:
     warmup: int = 2
 
 
-def idle_power(meter_list: Sequence[Meter], protocol: Protocol, sleep: Callable[[float], None] = time.sleep) -> list[list[float]]:
+def idle_power(
+    meter_list: Sequence[Meter], protocol: Protocol, sleep: Callable[[float], None] = time.sleep
+) -> list[list[float]]:
     """W of each meter in windows in which nothing runs."""
     found: list[list[float]] = [[] for _ in meter_list]
     for _ in range(protocol.runs):
@@ -64,7 +66,9 @@ def idle_power(meter_list: Sequence[Meter], protocol: Protocol, sleep: Callable[
     return found
 
 
-def measure(recorder: Recorder, target: int, decode: Decode, meter_list: Sequence[Meter], why: Sequence[str], how: Protocol) -> None:
+def measure(
+    recorder: Recorder, target: int, decode: Decode, meter_list: Sequence[Meter], why: Sequence[str], how: Protocol
+) -> None:
     """Measures and records a decode; ``why`` says why other meters have no part in it."""
     for _ in range(how.warmup):
         decode.run()

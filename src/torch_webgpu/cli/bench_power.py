@@ -20,6 +20,7 @@ def power(
     quick: Annotated[bool, typer.Option(help="Few short samples, to see whether it works.")] = False,
 ) -> None:
     """Joules a token of a decode, above idle, where NVML or RAPL answers; elsewhere it says why not."""
+    quiet()  # before anything imports PyTorch, and with it tqdm
     from ..bench.power import Protocol
 
     how = Protocol(idle=0.2, seconds=0.2, runs=3, warmup=1) if quick else Protocol(seconds=seconds, runs=runs)
@@ -28,7 +29,6 @@ def power(
 
 
 def _power(path: Path, name: str | None, tokens: int, how: Any) -> None:
-    quiet()
     from ..bench.meters import meters
     from ..bench.power import measure
     from ..bench.recorder import Recorder
@@ -58,12 +58,10 @@ def _target() -> Any:
     from ..bench.schema import Target
 
     p = torch.get_device_module("webgpu").get_device_properties()
-    kinds = {"discrete": "discrete", "integrated": "integrated", "cpu": "cpu"}
-    words = p.kind.lower() if hasattr(p, "kind") else ""
-    kind = next((to for sign, to in kinds.items() if sign in words), "unknown")
-    return Target(
-        kind="webgpu", implementation=p.implementation, adapter=p.name, adapter_kind=kind, backend=p.backend
-    )  # type: ignore[arg-type]
+    kind: Any = p.kind if p.kind in ("discrete", "integrated", "cpu") else "unknown"
+    features = tuple(sorted(p.features))
+    names = {"implementation": p.implementation, "adapter": p.name, "backend": p.backend, "driver": p.driver}
+    return Target(kind="webgpu", adapter_kind=kind, features=features, limits=p.limits, **names)
 
 
 def _decode(name: str | None, tokens: int) -> Any:
@@ -97,6 +95,9 @@ def _print(run: Any, covers: list[str]) -> None:
     for m in run.measurements:
         e = Estimate.of(m.samples, m.unit)
         per = " a token" if m.unit == "J" else ""
-        out.print(f"{m.metric}: [bold]{e.text}{per}[/] ({e.detail})" + (f", {m.parameters['meter']}" if "meter" in m.parameters else ""))
+        out.print(
+            f"{m.metric}: [bold]{e.text}{per}[/] ({e.detail})"
+            + (f", {m.parameters['meter']}" if "meter" in m.parameters else "")
+        )
     if not covers:
         out.print("[yellow]No energy was measured[/]; the file says why.")

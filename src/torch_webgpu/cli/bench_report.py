@@ -22,7 +22,9 @@ class Form(str, Enum):
     json = "json"
 
 
-def report(files: Files, out_folder: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report")) -> None:
+def report(
+    files: Files, out_folder: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report")
+) -> None:
     """Makes one HTML page and one Markdown file of result files; works offline, nothing is loaded."""
     from ..bench.report.build import write
     from ..bench.results import load

@@ -64,7 +64,8 @@ def _summary(results: Results, found: list[lines.Costs]) -> str:
         naive, slope, ratio = c.naive, c.of(SEQUENTIAL), c.ratio
         assert naive and slope and ratio
         parts.append(
-            f"On {results.label(c.source)}, timing one dispatch and a wait gives {naive.text}; in a sequence, one dispatch more "
+            f"On {results.label(c.source)}, timing one dispatch and a wait gives {naive.text}; in a sequence, one "
+            f"dispatch more "
             f"costs {slope.text}. The naive figure is {number(ratio.value)} times as large."
         )
     done = disagreements.answered(results)
@@ -84,15 +85,12 @@ def _dispatch_headlines(results: Results, found: list[lines.Costs]) -> list[Head
         with_it = [(c, e) for c in found if (e := get(c)) is not None]
         if not with_it:
             continue
-        (c, e), *others = with_it
+        (c, e), *rest = with_it
         beside = paper.nearest(c.source.target, published)
         value, unit = _apart(e)
-        headlines.append(
-            Headline(
-                label, value, unit, f"{results.label(c.source)}; {e.detail}",
-                [f"{e.text} {results.label(c.source)}" for c, e in others[:3]], beside.text if beside else "",
-            )  # fmt: skip
-        )
+        others = [f"{e.text} {results.label(c.source)}" for c, e in rest[:3]]
+        detail = f"{results.label(c.source)}; {e.detail}"
+        headlines.append(Headline(label, value, unit, detail, others, beside.text if beside else ""))
     return headlines
 
 
@@ -116,7 +114,9 @@ def _model_headlines(results: Results) -> list[Headline]:
     e, rival, published = v.estimate(RATE), models.beside(v, found), models.published_rate(v)
     assert e is not None
     value, unit = _apart(e)
-    beside = [f"{r.text} CUDA ({rival.method})"] if rival and (r := rival.estimate(RATE)) else ["CUDA not measured beside it"]
+    beside = (
+        [f"{r.text} CUDA ({rival.method})"] if rival and (r := rival.estimate(RATE)) else ["CUDA not measured beside it"]
+    )
     beside += [f"{o.text} {results.label(w.source)}, {w.workload}" for w in others[:2] if (o := w.estimate(RATE))]
     label = f"Decoding, {v.workload}" + (f", {v.value('dtype')}" if v.value("dtype") else "")
     detail = f"{results.label(v.source)}; {e.detail}"
@@ -200,7 +200,14 @@ def sources(results: Results) -> Chapter:
     for _, run in results.runs:
         for t in run.targets:
             clocks = ", ".join(f"{k} {v:g}" for k, v in t.clocks.items()) or "not known"
-            row = (t.label, t.version or "–", f"{t.adapter} ({t.adapter_kind})", t.driver or "–", ", ".join(t.features) or "–", clocks)
+            row = (
+                t.label,
+                t.version or "–",
+                f"{t.adapter} ({t.adapter_kind})",
+                t.driver or "–",
+                ", ".join(t.features) or "–",
+                clocks,
+            )
             if row not in seen:
                 seen.add(row)
                 targets.add(*row)

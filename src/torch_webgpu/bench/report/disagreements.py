@@ -19,7 +19,8 @@ def chapter(results: Results) -> Chapter:
         "disagreements",
         "Where the paper disagrees with itself",
         "Eight places where the figures of arXiv 2604.02344 do not agree with each other, each answered by what these files "
-        "measured, computed when this page was made. Where they lack what it takes, the command that measures it stands there.",
+        "measured, computed when this page was made. Where they lack what it takes, the command that measures it "
+        "stands there.",
     )
     chapter.blocks += [answer(results) for answer in ANSWERS]
     return chapter
@@ -96,10 +97,13 @@ def _marginal(results: Results) -> Answer:
             continue
         found.append(
             f"{results.label(fused.source)}, {fused.workload}: {number(1e3 * a / da)} µs on average at {da} dispatches, "
-            f"{number(1e3 * b / db)} µs at {db}; each of the {da - db} saved was worth {number(1e3 * (a - b) / (da - db))} µs."
+            f"{number(1e3 * b / db)} µs at {db}; each of the {da - db} saved was worth "
+            f"{number(1e3 * (a - b) / (da - db))} µs."
         )
     verdict = "Average and marginal cost of a dispatch in whole models, from the same runs:" if found else ""
-    return Answer(3, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json")
+    return Answer(
+        3, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json"
+    )
 
 
 def _pairs(results: Results) -> list[tuple[models.Variant, models.Variant]]:
@@ -161,7 +165,9 @@ def _gain(results: Results) -> Answer:
             f"{number(c.ratio_ci.high)}), medians {number(c.median_ratio)}×, Welch p {p_value(c.p)}, n = {n[0]} and {n[1]}."
         )
     verdict = "The same prompt and length at both levels, same run:" if found else ""
-    return Answer(5, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json")
+    return Answer(
+        5, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json"
+    )
 
 
 def _fused(results: Results, number_: int, claim: str, in_paper: str, verdict: str, workload: str) -> Answer:
@@ -177,12 +183,18 @@ def _fused(results: Results, number_: int, claim: str, in_paper: str, verdict: s
             counts = f"{g.dispatches.get(base, '?')} → {g.dispatches.get(variant, '?')} dispatches"
             reversed_ = ", reversed by outliers" if (c.ratio - 1) * (c.median_ratio - 1) < 0 else ""
             found.append(
-                f"{results.label(g.source)}, {g.title}, submits {dict(g.mode).get('submits', 'one a call')}: {base} → {variant} "
+                f"{results.label(g.source)}, {g.title}, submits {dict(g.mode).get('submits', 'one a call')}: {base} → "
+                f"{variant} "
                 f"({counts}): {number(c.ratio)}× by the means ({number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}), "
                 f"{number(c.median_ratio)}× by the medians{reversed_}, Welch p {p_value(c.p)}."
             )
     return Answer(
-        number_, claim, in_paper, verdict if found else "", found, "" if found else "torch-webgpu bench fusion --out fusion.json"
+        number_,
+        claim,
+        in_paper,
+        verdict if found else "",
+        found,
+        "" if found else "torch-webgpu bench fusion --out fusion.json",
     )
 
 
@@ -191,9 +203,11 @@ def _rms_norm(results: Results) -> Answer:
         results,
         6,
         "The unfused RMSNorm sums 256 of 896 elements",
-        "The stored shader leaves out most of the row, and its five passes share one submit; three runs on one GPU give 1.16×, "
+        "The stored shader leaves out most of the row, and its five passes share one submit; three runs on one "
+        "GPU give 1.16×, "
         "1.41× and 1.88×.",
-        "Every variant sums all elements (checked against float64 before timing), with its dispatches in one submit and apart:",
+        "Every variant sums all elements (checked against float64 before timing), with its dispatches in one "
+        "submit and apart:",
         "rms_norm",
     )
 
@@ -203,7 +217,8 @@ def _argmax(results: Results) -> Answer:
         results,
         7,
         "The gain of a device-side argmax comes from outliers",
-        "71 % and 88 % by the means hang on one cold sample; the medians of one file are reversed (0.0523 against 0.0630 ms).",
+        "71 % and 88 % by the means hang on one cold sample; the medians of one file are reversed (0.0523 against "
+        "0.0630 ms).",
         "Means and medians of both, warm-up kept apart and outliers kept in:",
         "argmax",
     )
@@ -212,13 +227,9 @@ def _argmax(results: Results) -> Answer:
 def _power(results: Results) -> Answer:
     claim = "Energy is per synthetic forward, not per token"
     in_paper = "1.003 J is of 200 dispatches that are no model; by the stored power it would be 5.85 J a token."
-    found, why = [], []
-    for v in models.variants(results, "power"):
-        line = f"{results.label(v.source)}, {v.workload}, {v.how}: {models.energy(v)}"
-        if ENERGY in v.metrics:
-            found.append(line + ".")
-        else:
-            why.append(f"{line}. {' '.join(v.notes)}")
+    every = models.variants(results, "power")
+    found = [f"{results.label(v.source)}, {v.workload}, {v.how}: {models.energy(v)}." for v in every if ENERGY in v.metrics]
+    why = [f"{results.label(v.source)}: no energy measured. {' '.join(v.notes)}" for v in models.without_energy(every)]
     command = "" if found else "torch-webgpu bench power --out power.json  # where NVML or RAPL answers"
     return Answer(8, claim, in_paper, "Of whole decodes, idle power subtracted:" if found else "", found or why, command)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .. import paper
 from ..names import GPU, HOST, PASSES, PHASE_ORDER, SEQUENTIAL, UNWAITED, WAITED, WALL
@@ -32,7 +32,7 @@ def chapter(results: Results) -> Chapter:
     return chapter
 
 
-def _slopes(results: Results, found: list[Costs]) -> Iterable[Table]:
+def _slopes(results: Results, found: list[Costs]) -> Iterable[Table | Text]:
     for c in found:
         table = Table(
             f"Cost of a dispatch by method: {results.label(c.source)}",
@@ -98,8 +98,16 @@ def _line_plots(results: Results, found: list[Costs]) -> Iterable[Plot]:
 def _naive(results: Results, found: list[Costs]) -> Table:
     table = Table(
         "The naive figure against the slope",
-        ["target", "one dispatch and a wait", "sequential slope", "naive ÷ slope", "sequential, n = 100, ÷ 100", "paper’s ratio"],
-        note="The column before the last is the paper’s own quotient: where a wait is long (a browser’s tick), a hundredth of "
+        [
+            "target",
+            "one dispatch and a wait",
+            "sequential slope",
+            "naive ÷ slope",
+            "sequential, n = 100, ÷ 100",
+            "paper’s ratio",
+        ],
+        note="The column before the last is the paper’s own quotient: where a wait is long (a browser’s tick), a "
+        "hundredth of "
         "it is in there. n = 100, or the nearest n measured.",
     )
     for c in found:
@@ -134,8 +142,15 @@ def _naive_plot(results: Results, found: list[Costs]) -> Iterable[Plot]:
 def _balance(results: Results, found: list[Costs]) -> Iterable[Table]:
     table = Table(
         "Host, wall and GPU time of a dispatch",
-        ["target and method", "host: until the calls return", "wall: until all is done", "GPU: by its timestamps", "balance"],
-        note="Where host and wall agree the host is the bottleneck and the GPU waits for work; where GPU and wall agree it is "
+        [
+            "target and method",
+            "host: until the calls return",
+            "wall: until all is done",
+            "GPU: by its timestamps",
+            "balance",
+        ],
+        note="Where host and wall agree the host is the bottleneck and the GPU waits for work; where GPU and wall "
+        "agree it is "
         "the GPU. Negative and zero timestamps are dropped by whoever measures, and counted.",
     )
     for c in found:
@@ -215,6 +230,6 @@ def _values(curves: dict[tuple[Source, str, str], dict[float, Estimate]]) -> lis
     return [f"{v:g}" for v in sorted({v for points in curves.values() for v in points})]
 
 
-def _median(samples: list[float]) -> float:
+def _median(samples: Sequence[float]) -> float:
     ordered = sorted(samples)
     return ordered[len(ordered) // 2]

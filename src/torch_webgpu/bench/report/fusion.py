@@ -12,7 +12,7 @@ from ..paper import Record, nearest, titled
 from ..results import Results, Series, Source
 from ..stats import Comparison, compare
 from . import plots
-from .document import Cell, Chapter, Estimate, Plot, Table, Text, number, p_value
+from .document import Cell, Chapter, Estimate, Plot, Table, number, p_value
 
 _MODE = ("calls", "submits")
 _WANTED = {
@@ -100,7 +100,8 @@ def chapter(results: Results) -> Chapter:
     chapter = Chapter(
         "fusion",
         "Fusion",
-        "What fewer dispatches are worth. Every variant was checked against float64 before it was timed, variants took turns "
+        "What fewer dispatches are worth. Every variant was checked against float64 before it was timed, variants "
+        "took turns "
         "in random order, and dispatches are those the native core encoded. Gains are ratios of times: above 1 is faster. "
         "Where the ratio of means and that of medians point in different directions, outliers decide, and it is marked.",
     )
@@ -119,7 +120,8 @@ def _gains(results: Results, found: list[Group]) -> Table:
     table = Table(
         "Gain of fusion, one wait a call",
         ["computation", "target", "by hand", "by the compiler", "op by op → compiled", "CUDA's gain", "the paper"],
-        note="By hand and by the compiler: the slowest baseline against the best fused variant, medians, 95 % bootstrap interval "
+        note="By hand and by the compiler: the slowest baseline against the best fused variant, medians, 95 % "
+        "bootstrap interval "
         "of the ratio of means. CUDA's gain: op by op against torch.compile on the same computation.",
         numeric=2,
     )
@@ -190,7 +192,9 @@ def _variants(results: Results, found: list[Group]) -> Table:
                 continue
             reversal = (c.ratio - 1) * (c.median_ratio - 1) < 0
             means = Cell(f"{number(c.ratio)}×", f"{number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}")
-            medians = Cell(f"{number(c.median_ratio)}×", "reversed by outliers" if reversal else "", "bad" if reversal else "")
+            medians = Cell(
+                f"{number(c.median_ratio)}×", "reversed by outliers" if reversal else "", "bad" if reversal else ""
+            )
             d = "–" if math.isnan(c.d) else number(c.d)
             table.add(*row, median, g.baseline(variant) or "", means, medians, p_value(c.p), d)
     return table

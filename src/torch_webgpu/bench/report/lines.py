@@ -76,7 +76,9 @@ def sweeps(results: Results) -> list[Sweep]:
         sweep = found.setdefault(key, Sweep(*key))
         sweep.by_n.setdefault(s.now.metric, {})[n] = s.samples
         sweep.interrupted |= s.interrupted
-    return sorted(found.values(), key=lambda s: (s.source.rank, _at(_PLAIN, s.workload), _at(ORDER, s.method), str(s.setting)))
+    return sorted(
+        found.values(), key=lambda s: (s.source.rank, _at(_PLAIN, s.workload), _at(ORDER, s.method), str(s.setting))
+    )
 
 
 def plain(found: Iterable[Sweep]) -> list[Sweep]:

@@ -182,7 +182,9 @@ def _all(
     """One row a variant, one column a metric."""
     present = dict.fromkeys(metric for v in found for metric in v.metrics)
     metrics = [m for m in _TITLES if m in present] + [m for m in present if m not in _TITLES]
-    table = Table(f"{title}: all variants", ["target", "variant", *(_TITLES.get(m, m) for m in metrics), "the paper"], numeric=2)
+    table = Table(
+        f"{title}: all variants", ["target", "variant", *(_TITLES.get(m, m) for m in metrics), "the paper"], numeric=2
+    )
     notes: dict[str, None] = {}
     for v in found:
         notes |= dict.fromkeys(v.notes)
@@ -208,7 +210,11 @@ def vision_chapter(results: Results) -> Chapter:
 
 def _published_vision(v: Variant) -> paper.Published | None:
     name = v.workload.lower()
-    dispatch = {"vit": ("ViT", "ViT-Base 12 layers ("), "dino": ("ViT", "ViT-Base 12 layers ("), "unet": ("UNet", "Small unfused")}
+    dispatch = {
+        "vit": ("ViT", "ViT-Base 12 layers ("),
+        "dino": ("ViT", "ViT-Base 12 layers ("),
+        "unet": ("UNet", "Small unfused"),
+    }
     key = next((k for k in dispatch if k in name), None)
     experiment, start = dispatch[key] if key else ("CNN", "ResNet50-early 64ch 56x56 unfused")
     return paper.nearest(v.source.target, paper.titled(experiment, start, metric="mean"))
@@ -225,11 +231,16 @@ def power_chapter(results: Results) -> Chapter:
     found = variants(results, "power")
     for workload in dict.fromkeys(v.workload for v in found):
         chapter.blocks.append(_all(results, [v for v in found if v.workload == workload], workload, _published_energy))
-    for v in found:
-        if ENERGY not in v.metrics:
-            reason = " ".join(v.notes) or "the file does not say why"
-            chapter.blocks.append(Text(f"{results.label(v.source)}, {v.how}: no energy was measured. {reason}", "warning"))
+    for v in without_energy(found):
+        reason = " ".join(v.notes) or "The file does not say why."
+        chapter.blocks.append(Text(f"{results.label(v.source)}, {v.how}: no energy was measured. {reason}", "warning"))
     return chapter
+
+
+def without_energy(found: list[Variant]) -> list[Variant]:
+    """Those for which no meter answered."""
+    measured = {(v.source, v.workload, v.method) for v in found if ENERGY in v.metrics}
+    return [v for v in found if (v.source, v.workload, v.method) not in measured]
 
 
 def _published_energy(v: Variant) -> paper.Published | None:

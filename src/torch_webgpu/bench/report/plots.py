@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,7 @@ _VARIABLES = {INK: "currentColor", QUIET: "var(--quiet)", RULE: "var(--rule)"} |
     colour: f"var(--s{i + 1})" for i, colour in enumerate(SERIES)
 }
 _MARKERS = "osD^vPX*"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.edgecolor": RULE,
@@ -107,7 +108,13 @@ def residuals(key: str, fits: Sequence[Fitted], alt: str) -> str:
             y = [100 * r / medians[n] if medians[n] else 0 for n, r in fit.line.residuals.items()]
             marker = f"{_MARKERS[i % len(_MARKERS)]}-"
             axes.plot(
-                list(fit.line.residuals), y, marker, color=SERIES[i % len(SERIES)], markersize=4, linewidth=0.8, label=fit.label
+                list(fit.line.residuals),
+                y,
+                marker,
+                color=SERIES[i % len(SERIES)],
+                markersize=4,
+                linewidth=0.8,
+                label=fit.label,
             )
         axes.set(xscale="log", xlabel="dispatches", ylabel="median above the line, %")
         _legend(figure, axes, len(fits))
@@ -183,7 +190,9 @@ def curves(key: str, series: Mapping[str, Mapping[float, Estimate]], alt: str, x
                 [max(points[p].high - points[p].value, 0) for p in at],
             ]
             marker = f"{_MARKERS[i % len(_MARKERS)]}-"
-            axes.errorbar(at, values, yerr=spread, fmt=marker, color=SERIES[i % len(SERIES)], capsize=2, markersize=4, label=name)
+            axes.errorbar(
+                at, values, yerr=spread, fmt=marker, color=SERIES[i % len(SERIES)], capsize=2, markersize=4, label=name
+            )
         if log and all(p > 0 for points in series.values() for p in points):
             axes.set_xscale("log")
         axes.set(xlabel=x, ylabel=y)
