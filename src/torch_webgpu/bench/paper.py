@@ -143,6 +143,7 @@ def _nearness(target: Target, platform: Platform) -> int:
     score = 0
     published, ours = _library(platform.impl or ""), _library(target.implementation)
     score += 8 if published is not None and published == ours else 0
+    score += 1 if (published in _BROWSERS) == (target.kind == "browser") else 0
     score += 4 if target.backend and (platform.backend or "").lower().startswith(target.backend.lower()[:5]) else 0
     made = vendor(target.adapter)
     score += 2 if made is not None and made == (platform.vendor or "").strip("?").lower() else 0

@@ -57,7 +57,7 @@ def idle_power(
 ) -> list[list[float]]:
     """W of each meter in windows in which nothing runs."""
     found: list[list[float]] = [[] for _ in meter_list]
-    for _ in range(protocol.runs):
+    for _ in range(protocol.runs if meter_list else 0):
         before, start = [m.joules() for m in meter_list], time.perf_counter()
         sleep(protocol.idle)
         took = time.perf_counter() - start

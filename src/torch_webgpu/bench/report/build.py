@@ -53,7 +53,7 @@ def document(results: Results) -> Document:
         made=f"Made by torch-webgpu bench report on {made:%Y-%m-%d %H:%M} UTC from {len(results.runs)} runs with {count} "
         f"measurements and {samples} samples. Intervals are of 95 %; medians unless stated; outliers are kept. "
         "“The paper” is arXiv 2604.02344, by its published raw data.",
-        share=overhead.picture(results, stacks) if stacks else None,
+        share=overhead.picture(results, stacks, "share") if stacks else None,
     )
 
 

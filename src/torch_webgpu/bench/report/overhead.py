@@ -114,11 +114,11 @@ def chapter(results: Results) -> Chapter:
     return chapter
 
 
-def picture(results: Results, found: list[Stack]) -> Plot:
-    """All stacks as bars."""
+def picture(results: Results, found: list[Stack], key: str = "overhead") -> Plot:
+    """All stacks as bars; ``key`` is the plot's own on the page."""
     bars = {results.label(s.source): {layer: e.value for layer, e in s.parts.items()} for s in found}
     alt = "; ".join(f"{results.label(s.source)}: {shares(s)}" for s in found)
-    return Plot("Whose microseconds: one PyTorch op, layer by layer", plots.stacked("overhead", bars, alt), alt)
+    return Plot("Whose microseconds: one PyTorch op, layer by layer", plots.stacked(key, bars, alt), alt)
 
 
 def shares(stack: Stack) -> str:
