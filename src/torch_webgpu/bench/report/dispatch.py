@@ -187,10 +187,10 @@ def _phases(results: Results) -> Iterable[Table | Plot]:
     nearest = next(iter(found)).target
     for phase in names:
         published = paper.nearest(nearest, paper.phase(phase))
-        table.add(phase.replace("_", " "), *(costs[s].get(phase) for s in found), published.text if published else "–")
+        table.add(phase.replace("_", " "), *(costs[s].get(phase) for s in found), _beside(published))
     totals = [Cell(f"{number(sum(e.value for e in costs[s].values()))} µs") for s in found]
     total = paper.nearest(nearest, paper.phase("total"))
-    table.add("sum", *totals, total.text if total else "–")
+    table.add("sum", *totals, _beside(total))
     yield table
     bars = {results.label(s): {p.replace("_", " "): costs[s][p].value for p in names if p in costs[s]} for s in found}
     bars["the paper (RTX 5090, wgpu-native)"] = _paper_phases(list(names))

@@ -153,7 +153,8 @@ def dots(
     reference: float | None = None,
 ) -> str:
     """One value a row with its interval, and the paper's range where there is one."""
-    with _figure(0.7 + 0.34 * len(estimates) + (0.25 if paper else 0)) as (figure, axes):
+    tallest = max(_wrapped(name).count("\n") + 1 for name in estimates)
+    with _figure(0.7 + (0.16 + 0.15 * tallest) * len(estimates) + (0.25 if paper else 0)) as (figure, axes):
         places = np.arange(len(estimates))[::-1]
         for y, (name, e) in zip(places, estimates.items(), strict=True):
             if paper and name in paper:
@@ -193,8 +194,11 @@ def curves(key: str, series: Mapping[str, Mapping[float, Estimate]], alt: str, x
             axes.errorbar(
                 at, values, yerr=spread, fmt=marker, color=SERIES[i % len(SERIES)], capsize=2, markersize=4, label=name
             )
-        if log and all(p > 0 for points in series.values() for p in points):
+        ticks = sorted({p for points in series.values() for p in points})
+        if log and ticks[0] > 0:
             axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(ticks, [f"{p:g}" for p in ticks])
         axes.set(xlabel=x, ylabel=y)
         axes.set_ylim(bottom=0)
         _legend(figure, axes, len(series))
@@ -204,7 +208,8 @@ def curves(key: str, series: Mapping[str, Mapping[float, Estimate]], alt: str, x
 def _legend(figure: Figure, axes: Axes, count: int, columns: int = 2) -> None:
     """Below the axes, so that it hides nothing."""
     if count > 1 or axes.get_legend_handles_labels()[1]:
-        figure.legend(loc="outside lower center", ncols=min(columns, max(count, 1)))
+        longest = max((len(label) for label in axes.get_legend_handles_labels()[1]), default=0)
+        figure.legend(loc="outside lower center", ncols=1 if longest > 34 else min(columns, max(count, 1)))
 
 
 def _wrapped(text: str, width: int = 26) -> str:
