@@ -124,7 +124,7 @@ def test_fusion_is_compared_within_its_family() -> None:
         ),
         (3, made.llm, r"each of the 876 saved was worth 1\.\d\d µs"),
         (4, made.llm, r"float32 on both, .*: 9[34]\d tok/s against 22\d tok/s .* 4[12]\d %"),
-        (5, made.llm, r"2\.(2|3)\d× \(2\.\d+ to 2\.\d+\), medians 2\.\d+×, Welch p < 0\.001, n = 30 and 30"),
+        (5, made.llm, r"2\.(2|3)\d× \(2\.\d+ to 2\.\d+\), medians 2\.\d+×, Welch p <\s0\.001, n = 30 and 30"),
         (6, made.fusion, r"by hand, 6 → by hand, 1 \(6 → 1 dispatches\): 1\.(4|5)\d× by the means"),
         (7, made.fusion, r"logits read back → eager .* 0\.8\d*× by the medians, reversed by outliers"),
         (8, made.power, r"0\.2\d\d J a token above 7\d\.\d W at idle"),

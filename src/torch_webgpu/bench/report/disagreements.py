@@ -10,7 +10,12 @@ from ..stats import compare
 from . import fusion, lines, models
 from .document import Answer, Chapter, Estimate, number, p_value
 
+#: What measures that which a file may lack.
 DISPATCH = "torch-webgpu bench dispatch --out dispatch.json"
+FUSION = "torch-webgpu bench fusion --out fusion.json"
+LLM = "torch-webgpu bench llm --out llm.json"
+POWER = "torch-webgpu bench power --out power.json"
+IMPORT = "torch-webgpu bench import firefox.csv"
 
 
 def chapter(results: Results) -> Chapter:
@@ -80,7 +85,7 @@ def _tick(results: Results) -> Answer:
     verdict = ""
     if found:
         verdict = "n was varied, so the line takes the two apart:" if seen else "On the targets here (none is a browser):"
-    more = DISPATCH if not found else "" if seen else "torch-webgpu bench browser --out browser.json"
+    more = DISPATCH if not found else "" if seen else IMPORT
     return Answer(2, claim, in_paper, verdict, found, more)
 
 
@@ -101,9 +106,7 @@ def _marginal(results: Results) -> Answer:
             f"{number(1e3 * (a - b) / (da - db))} µs."
         )
     verdict = "Average and marginal cost of a dispatch in whole models, from the same runs:" if found else ""
-    return Answer(
-        3, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json"
-    )
+    return Answer(3, claim, in_paper, verdict, found, "" if found else LLM)
 
 
 def _pairs(results: Results) -> list[tuple[models.Variant, models.Variant]]:
@@ -146,9 +149,8 @@ def _cuda(results: Results) -> Answer:
             f"{v.workload}, {v.value('dtype')} on both, {results.label(v.source)}: {e.text} against {r.text} "
             f"({rival.method}): {100 * e.value / r.value:.0f} % ({low:.0f} to {high:.0f} %)."
         )
-    command = "torch-webgpu bench llm --devices webgpu,cuda --dtypes float32,float16 --out llm.json"
     verdict = "Same model, dtype, prompt and machine:" if found else ""
-    return Answer(4, claim, in_paper, verdict, found, "" if found else command)
+    return Answer(4, claim, in_paper, verdict, found, "" if found else LLM)
 
 
 def _gain(results: Results) -> Answer:
@@ -165,9 +167,7 @@ def _gain(results: Results) -> Answer:
             f"{number(c.ratio_ci.high)}), medians {number(c.median_ratio)}×, Welch p {p_value(c.p)}, n = {n[0]} and {n[1]}."
         )
     verdict = "The same prompt and length at both levels, same run:" if found else ""
-    return Answer(
-        5, claim, in_paper, verdict, found, "" if found else "torch-webgpu bench llm --fusion none,full --out llm.json"
-    )
+    return Answer(5, claim, in_paper, verdict, found, "" if found else LLM)
 
 
 def _fused(results: Results, number_: int, claim: str, in_paper: str, verdict: str, workload: str) -> Answer:
@@ -194,7 +194,7 @@ def _fused(results: Results, number_: int, claim: str, in_paper: str, verdict: s
         in_paper,
         verdict if found else "",
         found,
-        "" if found else "torch-webgpu bench fusion --out fusion.json",
+        "" if found else FUSION,
     )
 
 
@@ -230,7 +230,7 @@ def _power(results: Results) -> Answer:
     every = models.variants(results, "power")
     found = [f"{results.label(v.source)}, {v.workload}, {v.how}: {models.energy(v)}." for v in every if ENERGY in v.metrics]
     why = [f"{results.label(v.source)}: no energy measured. {' '.join(v.notes)}" for v in models.without_energy(every)]
-    command = "" if found else "torch-webgpu bench power --out power.json  # where NVML or RAPL answers"
+    command = "" if found else POWER
     return Answer(8, claim, in_paper, "Of whole decodes, idle power subtracted:" if found else "", found or why, command)
 
 
