@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench_files import GPU
 
-from tests.bench_files import GPU
 from torch_webgpu.bench import names, power
 from torch_webgpu.bench.meters import NoMeterError, Nvml, Rapl, meters
 from torch_webgpu.bench.recorder import Recorder

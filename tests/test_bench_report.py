@@ -6,10 +6,10 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import bench_files as made
 import pytest
 from typer.testing import CliRunner
 
-from tests import bench_files as made
 from torch_webgpu.bench import names, paper
 from torch_webgpu.bench.report import build, disagreements, fusion, lines, overhead
 from torch_webgpu.bench.report.document import Cell, Estimate, Table, number, quantity
