@@ -148,7 +148,34 @@ def test_dtype_matched_cuda_alone_stands_beside() -> None:
     make = made.Maker()
     make.add(made.GPU, "llm", "Qwen2.5-0.5B", "compiled", names.RATE, "tokens/s", 900.0, dtype="float32")
     make.add(made.CUDA, "llm", "Qwen2.5-0.5B", "reduce-overhead", names.RATE, "tokens/s", 600.0, dtype="float16")
-    assert not disagreements.ANSWERS[3](results(make)).verdict
+    make.add(made.CUDA, "llm", "Qwen2.5-0.5B", "reduce-overhead", names.RATE, "tokens/s", 222.0, dtype="float32", prompt=99)
+    more = {"dtype": "float32", "quantize": "int4"}
+    make.add(made.GPU, "llm", "Qwen2.5-0.5B", "compiled", names.RATE, "tokens/s", 2000.0, notes=(), **more)
+    assert not disagreements.ANSWERS[3](results(make)).verdict, "neither another prompt nor int4 weights are the same thing"
+    make.add(made.CUDA, "llm", "Qwen2.5-0.5B", "reduce-overhead", names.RATE, "tokens/s", 200.0, dtype="float32")
+    (line,) = disagreements.ANSWERS[3](results(make)).found
+    assert re.search(r"(89\d|90\d) tok/s against (19\d|20\d) tok/s", line)
+
+
+def test_what_was_measured_here_comes_before_what_was_imported() -> None:
+    theirs, ours = made.dispatch(), made.Maker(3)
+    ours.line(made.FIREFOX, names.SEQUENTIAL, 200.0, 104_000.0)
+    runs = [theirs.run(origin="imported"), ours.run()]
+    found = lines.costs(Results((Path(f"{r.run}.json"), r) for r in runs))
+    assert [c.source.imported for c in found] == [False, True, True, True, True]
+
+
+def test_a_clock_that_shows_nothing_stops_no_report() -> None:
+    make = made.Maker()
+    for variant in ("by hand, 6", "by hand, 1", "eager", "compiled, full"):
+        make.add(made.FIREFOX, "fusion", "rms_norm", variant, names.WALL, "us", [0.0] * 5, calls=1, submits="one a call")
+    for n in made.COUNTS:
+        make.add(made.FIREFOX, "dispatch", "empty", names.SEQUENTIAL, names.WALL, "us", [0.0] * 5, n=n)
+    make.add(made.FIREFOX, "dispatch", "empty", names.WAITED, names.WALL, "us", [0.0], n=1)
+    for level in ("none", "full"):
+        make.add(made.FIREFOX, "llm", "Qwen2.5-0.5B", "plan", names.RATE, "tokens/s", [0.0, 0.0], fusion=level)
+        make.add(made.FIREFOX, "overhead", "x + 1", level, names.PART, "us", [0.0, -0.1])
+    assert "firefox" in html(build.document(results(make)))
 
 
 def test_nearest_platform_of_the_paper() -> None:

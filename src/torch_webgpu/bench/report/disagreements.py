@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..names import DISPATCHES, ENERGY, HOST, SEQUENTIAL, UNWAITED
 from ..results import Results
-from ..stats import compare
+from ..stats import compared
 from . import fusion, lines, models
 from .document import Answer, Chapter, Estimate, number, p_value
 
@@ -160,7 +160,9 @@ def _gain(results: Results) -> Answer:
     for unfused, fused in _pairs(results):
         if "rate" not in unfused.metrics or "rate" not in fused.metrics:
             continue
-        c = compare(fused.metrics["rate"].samples, unfused.metrics["rate"].samples)
+        c = compared(fused.metrics["rate"].samples, unfused.metrics["rate"].samples)
+        if c is None:
+            continue
         n = len(fused.metrics["rate"].samples), len(unfused.metrics["rate"].samples)
         found.append(
             f"{results.label(fused.source)}, {fused.workload}: {number(c.ratio)}× ({number(c.ratio_ci.low)} to "

@@ -83,7 +83,7 @@ def _line_plots(results: Results, found: list[Costs]) -> Iterable[Plot]:
         fits = []
         for method, sweep in c.by_method.items():
             line = sweep.line()
-            if line is not None:
+            if line is not None and any(max(samples) > 0 for samples in sweep.by_n[WALL].values()):
                 fits.append(plots.Fitted(method, sweep.by_n[WALL], line))
         if not fits:
             continue

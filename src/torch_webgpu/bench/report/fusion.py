@@ -10,7 +10,7 @@ from typing import Any
 from ..names import DISPATCHES, WALL
 from ..paper import nearest, titled
 from ..results import Results, Series, Source
-from ..stats import Comparison, compare
+from ..stats import Comparison, compared
 from . import plots
 from .document import Cell, Chapter, Estimate, Plot, Table, number, p_value
 
@@ -64,7 +64,7 @@ class Group:
     def compared(self, variant: str) -> Comparison | None:
         """Against its baseline; None for the baseline itself."""
         base = self.baseline(variant)
-        return None if base is None else compare(self.times[base].samples, self.times[variant].samples)
+        return None if base is None else compared(self.times[base].samples, self.times[variant].samples)
 
     def best(self, family: str) -> tuple[str, Comparison] | None:
         """The variant of a family that gains most by the median, where one is compared."""
@@ -142,7 +142,8 @@ def _eager_to_compiled(group: Group) -> tuple[str, Comparison] | None:
     name = "compiled, full"
     if "eager" not in group.times or name not in group.times:
         return group.best("eager") if "logits read back" in group.times else None
-    return name, compare(group.times["eager"].samples, group.times[name].samples)
+    found = compared(group.times["eager"].samples, group.times[name].samples)
+    return (name, found) if found else None
 
 
 def _gain(best: tuple[str, Comparison] | None) -> Cell | str:

@@ -17,6 +17,8 @@ _TITLES = {
     RATE: "tokens a second", TTFT: "first token", TOKEN: "each further token", MEMORY: "memory", ENERGY: "energy a token",
     POWER: "power at work", IDLE: "idle power", "wall": "time",
 }  # fmt: skip
+#: Parameters that say how a model is computed, but not what.
+_HOW = frozenset(("fusion", "cache", "mode", "replay", "wait"))
 _FLOATS = {"float32": "fp32", "float16": "fp16"}
 
 
@@ -38,6 +40,11 @@ class Variant:
     def value(self, name: str) -> Any:
         """A parameter, None where it has none of the name."""
         return dict(self.setting).get(name)
+
+    @property
+    def what(self) -> dict[str, Any]:
+        """The parameters that say what is computed; none where one says there is none of something."""
+        return {k: x for k, x in self.setting if k not in _HOW and x not in (None, "", "none", False)}
 
     @property
     def how(self) -> str:
@@ -103,15 +110,14 @@ def published_rate(v: Variant) -> paper.Published | None:
 
 
 def beside(v: Variant, found: list[Variant]) -> Variant | None:
-    """The fastest CUDA variant of the same model and dtype on the same machine; None where there is none."""
-    rivals = [
-        r
-        for r in found
-        if r.source.target.kind == "cuda"
-        and (r.workload, r.value("dtype"), r.source.machine) == (v.workload, v.value("dtype"), v.source.machine)
-        and RATE in r.metrics
-    ]
+    """The fastest CUDA variant of the same thing on the same machine; None where there is none."""
+    rivals = [r for r in found if r.source.target.kind == "cuda" and _rate(r) > 0 and _comparable(v, r)]
     return max(rivals, key=_rate, default=None)
+
+
+def _comparable(v: Variant, r: Variant) -> bool:
+    """Whether two differ only in how they compute: not in machine, model, dtype, quantisation, prompt, length."""
+    return (v.workload, v.source.machine, v.what) == (r.workload, r.source.machine, r.what)
 
 
 def _rate(v: Variant) -> float:
@@ -120,10 +126,10 @@ def _rate(v: Variant) -> float:
 
 
 def best(found: list[Variant]) -> list[Variant]:
-    """The fastest variant of each source, model and dtype that is not CUDA."""
+    """The fastest variant of each source and of what is computed, CUDA left out."""
     chosen: dict[Any, Variant] = {}
     for v in found:
-        key = v.source, v.workload, v.value("dtype")
+        key = v.source, v.workload, tuple(v.what.items())
         if RATE in v.metrics and v.source.target.kind != "cuda" and (key not in chosen or _rate(v) > _rate(chosen[key])):
             chosen[key] = v
     return list(chosen.values())
