@@ -47,7 +47,12 @@ def document(results: Results) -> Document:
     return Document(
         title=TITLE,
         summary=_summary(results, found),
-        headlines=[*_dispatch_headlines(results, found), *_share_headline(results, stacks), *_model_headlines(results)],
+        headlines=[
+            *_dispatch_headlines(results, found),
+            *_share_headline(results, stacks),
+            *_fusion_headline(results),
+            *_model_headlines(results),
+        ],
         chapters=[c for c in chapters if c],
         warnings=_warnings(results),
         made=f"Made by torch-webgpu bench report on {made:%Y-%m-%d %H:%M} UTC from {len(results.runs)} runs with {count} "
@@ -103,6 +108,24 @@ def _share_headline(results: Results, stacks: list[overhead.Stack]) -> list[Head
     label = "Largest share of one PyTorch op"
     detail = f"{most}, of {number(stack.total)} µs; {results.label(stack.source)}"
     return [Headline(label, f"{100 * stack.share(most):.0f}", f"% {most}", detail, others, "~95 µs an operation in all")]
+
+
+def _fusion_headline(results: Results) -> list[Headline]:
+    """The gain of RMSNorm as one dispatch, CUDA's beside it."""
+    found = [g for g in fusion.groups(results) if g.workload == "rms_norm" and g.together]
+    gains = [(g, b) for g in found if g.source.target.kind != "cuda" and (b := g.best("by hand") or g.best("compiled"))]
+    if not gains:
+        return []
+    (g, (name, c)), *_ = gains
+    base = g.baseline(name) or ""
+    counts = [str(g.dispatches[v]) for v in (base, name) if v in g.dispatches]
+    label = "RMSNorm fused" + (f", {' → '.join(counts)} dispatches" if len(counts) == 2 else "")
+    detail = f"{results.label(g.source)}; means {number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}, n = {len(g.times[name].samples)}"
+    rivals = [b[1] for r in found if r.source.target.kind == "cuda" and r.sizes == g.sizes and (b := r.best("eager"))]
+    others = [f"{number(r.median_ratio)}× CUDA, by torch.compile" for r in rivals]
+    others += [f"{number(o.median_ratio)}× {results.label(h.source)}" for h, (_, o) in gains[1:3] if h.sizes == g.sizes]
+    beside = paper.nearest(g.source.target, fusion.WANTED["rms_norm"])
+    return [Headline(label, f"{number(c.median_ratio)}×", "", detail, others, beside.text if beside else "")]
 
 
 def _model_headlines(results: Results) -> list[Headline]:

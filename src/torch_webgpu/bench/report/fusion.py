@@ -15,7 +15,8 @@ from . import plots
 from .document import Cell, Chapter, Estimate, Plot, Table, number, p_value
 
 _MODE = ("calls", "submits")
-_WANTED = {
+#: The paper's figure for a computation.
+WANTED = {
     "rms_norm": titled("fusion", "RMSNorm fused speedup"),
     "mlp": titled("MLP fusion", "tiled speedup"),
     "rms_norm and mlp": titled("MLP fusion", "mega speedup"),
@@ -126,7 +127,7 @@ def _gains(results: Results, found: list[Group]) -> Iterable[Table]:
         )
         for g in (g for g in found if g.source == source and g.together):
             beside = cuda.get((g.workload, g.sizes))
-            published = nearest(source.target, _WANTED[g.workload]) if g.workload in _WANTED else None
+            published = nearest(source.target, WANTED[g.workload]) if g.workload in WANTED else None
             table.add(
                 g.title,
                 _gain(g.best("by hand")),
