@@ -120,7 +120,8 @@ def _fusion_headline(results: Results) -> list[Headline]:
     base = g.baseline(name) or ""
     counts = [str(g.dispatches[v]) for v in (base, name) if v in g.dispatches]
     label = "RMSNorm fused" + (f", {' → '.join(counts)} dispatches" if len(counts) == 2 else "")
-    detail = f"{results.label(g.source)}; means {number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}, n = {len(g.times[name].samples)}"
+    interval = f"means {number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}, n = {len(g.times[name].samples)}"
+    detail = f"{results.label(g.source)}; {interval}"
     rivals = [b[1] for r in found if r.source.target.kind == "cuda" and r.sizes == g.sizes and (b := r.best("eager"))]
     others = [f"{number(r.median_ratio)}× CUDA, by torch.compile" for r in rivals]
     others += [f"{number(o.median_ratio)}× {results.label(h.source)}" for h, (_, o) in gains[1:3] if h.sizes == g.sizes]
