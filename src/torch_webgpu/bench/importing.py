@@ -96,7 +96,7 @@ def _run(path: Path, rows: list[_Row], content: str) -> Run:
         target = _target(where, row)
         if target not in targets:
             targets.append(target)
-        quantity, unit = _quantity(where, row, targets.index(target)), _UNITS.get(row["unit"].lower(), row["unit"])
+        quantity, unit = _quantity(where, row, targets.index(target)), _UNITS.get(str(row["unit"]).lower(), str(row["unit"]))
         _, first_unit, values = found.setdefault(quantity.key, (quantity, unit, {"samples": [], "warmup": [], "notes": []}))
         if unit != first_unit:
             raise ResultError(f"{where}: is in {unit}, but rows of the same quantity before it are in {first_unit}")
@@ -203,4 +203,6 @@ def _facts(rows: list[_Row]) -> dict[str, Any]:
 def _first(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "the row"
-    return f"{where}: {first['msg']}" + (f", not {first['input']!r}" if isinstance(first["input"], str | int | float) else "")
+    return f"{where}: {first['msg']}" + (
+        f", not {first['input']!r}" if isinstance(first["input"], str | int | float) else ""
+    )

@@ -21,6 +21,7 @@ _VENDORS = {
     "apple": ("apple", "m1", "m2", "m3", "m4"),
 }
 _LIBRARIES = ("wgpu", "dawn", "chrome", "firefox", "safari", "onnxruntime", "pytorch")
+_BROWSERS = ("chrome", "firefox", "safari")
 _SAME = {"chromium": "chrome", "torch": "pytorch", "cuda": "pytorch"}
 
 
@@ -118,9 +119,9 @@ def _data() -> dict[str, Any]:
 
 
 def _whole(record: dict[str, Any]) -> dict[str, Any]:
-    """Two records give the platform as the GPU's name alone."""
+    """A few records give the platform as the GPU's name alone, or none."""
     platform = record.get("platform")
-    return {**record, "platform": {"gpu": platform}} if isinstance(platform, str) else record
+    return {**record, "platform": platform if isinstance(platform, dict) else {"gpu": platform}}
 
 
 def vendor(name: str) -> str | None:
@@ -142,6 +143,7 @@ def _nearness(target: Target, platform: Platform) -> int:
     score = 0
     published, ours = _library(platform.impl or ""), _library(target.implementation)
     score += 8 if published is not None and published == ours else 0
+    score += 1 if (published in _BROWSERS) == (target.kind == "browser") else 0
     score += 4 if target.backend and (platform.backend or "").lower().startswith(target.backend.lower()[:5]) else 0
     made = vendor(target.adapter)
     score += 2 if made is not None and made == (platform.vendor or "").strip("?").lower() else 0
@@ -152,8 +154,10 @@ def _nearness(target: Target, platform: Platform) -> int:
 def nearest(target: Target, wanted: Callable[[Record], bool]) -> Published | None:
     """The figures of the platform that is most like the target's; None where the paper has none that is wanted.
 
-    Ties go to the platform with the most figures.
+    Ties go to the platform with the most figures. A driver that does nothing has no platform that is like it.
     """
+    if target.adapter_kind == "null":
+        return None
     found: dict[Platform, list[Record]] = {}
     for record in records():
         if isinstance(record.value, float) and wanted(record):

@@ -24,10 +24,10 @@ class Source:
     imported: bool
 
     @property
-    def rank(self) -> tuple[int, int, str]:
-        """Real GPUs through native libraries come first."""
-        kinds = ("webgpu", "browser", "cuda", "mps", "cpu")
-        return _KINDS.index(self.target.adapter_kind), kinds.index(self.target.kind), self.target.implementation
+    def rank(self) -> tuple[bool, int, int, bool, str]:
+        """What was measured here comes first, then real GPUs through native libraries, and the package's default."""
+        kinds, t = ("webgpu", "browser", "cuda", "mps", "cpu"), self.target
+        return self.imported, _KINDS.index(t.adapter_kind), kinds.index(t.kind), t.implementation != "wgpu", t.implementation
 
 
 @dataclass(frozen=True)

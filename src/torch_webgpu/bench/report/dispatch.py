@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .. import paper
 from ..names import GPU, HOST, PASSES, PHASE_ORDER, SEQUENTIAL, UNWAITED, WAITED, WALL
 from ..results import Results, Source
 from . import plots
-from .document import Cell, Chapter, Estimate, Plot, Table, number
+from .document import Cell, Chapter, Estimate, Plot, Table, Text, number
 from .lines import Costs, Sweep, costs, phases, sweeps, varied
 
 _PUBLISHED = {WAITED: paper.WAITED, UNWAITED: paper.UNWAITED, SEQUENTIAL: paper.SEQUENTIAL, PASSES: paper.BATCHED}
@@ -26,40 +26,46 @@ def chapter(results: Results) -> Chapter:
     )
     found, all_sweeps = costs(results), sweeps(results)
     if found:
-        chapter.blocks += [_slopes(results, found), *_line_plots(results, found), _naive(results, found)]
-        chapter.blocks += [*_naive_plot(results, found), *_balance(results, found)]
+        chapter.blocks += [_naive(results, found), *_naive_plot(results, found), *_slopes(results, found)]
+        chapter.blocks += [*_line_plots(results, found), *_balance(results, found)]
     chapter.blocks += [*_phases(results), *_influences(results, all_sweeps)]
     return chapter
 
 
-def _slopes(results: Results, found: list[Costs]) -> Table:
-    table = Table(
-        "Cost of a dispatch, until it is done on the GPU",
-        ["target and method", "workload", "slope", "intercept", "n swept", "R²", "largest residual", "the paper"],
-        note="Slope and intercept with 95 % bootstrap intervals; n counts samples. Fits weight each n by 1 / its median. What "
-        "is marked “quotient” comes from fewer than three n and so contains a share of the wait. The paper’s "
-        "figures are quotients at n = 100 (or 1), of the platform nearest to the target; it is named.",
-        numeric=2,
-    )
+def _slopes(results: Results, found: list[Costs]) -> Iterable[Table | Text]:
     for c in found:
+        table = Table(
+            f"Cost of a dispatch by method: {results.label(c.source)}",
+            ["method", "workload", "slope", "intercept", "n swept", "R²", "largest residual", "the paper"],
+            numeric=2,
+        )
         for method, sweep in c.by_method.items():
-            by_n, line = sweep.by_n.get(WALL), sweep.line()
-            if not by_n:
-                continue
-            name = Cell(f"{results.label(c.source)}: {method}", "interrupted run" if sweep.interrupted else "")
-            cost = sweep.cost()
-            counts = " ".join(str(n) for n in sorted(by_n))
-            published = _published(c.source, method)
-            workload = Cell(sweep.workload, ", ".join(f"{k} {v}" for k, v in sweep.setting))
-            if line is None:
-                cell = Cell(cost.text, f"{cost.detail}; quotient") if cost else "–"
-                table.add(name, workload, cell, "–", counts, "–", "–", published)
-                continue
-            worst = max(line.residuals, key=lambda n: abs(line.residuals[n]) / max(_median(by_n[n]), 1e-12))
-            share = 100 * line.residuals[worst] / max(_median(by_n[worst]), 1e-12)
-            residual = Cell(f"{number(share, 2)} %", f"at n = {worst}")
-            table.add(name, workload, cost, sweep.intercept(), counts, f"{line.r2:.4f}", residual, published)
-    return table
+            if sweep.by_n.get(WALL):
+                _slope(table, method, sweep, _published(c.source, method))
+        if table.rows:
+            yield table
+    yield Text(
+        "Slope and intercept have 95 % bootstrap intervals; n counts samples. Fits weight each n by 1 / its median. What is "
+        "marked “quotient” comes from fewer than three n and so contains a share of the wait. The paper’s figures are "
+        "quotients at n = 100 (or 1) on the platform nearest to the target, which is named.",
+        "note",
+    )
+
+
+def _slope(table: Table, method: str, sweep: Sweep, published: Cell | str) -> None:
+    """A row."""
+    by_n, line, cost = sweep.by_n[WALL], sweep.line(), sweep.cost()
+    name = Cell(method, "interrupted run" if sweep.interrupted else "")
+    counts = " ".join(str(n) for n in sorted(by_n))
+    workload = Cell(sweep.workload, ", ".join(f"{k} {v}" for k, v in sweep.setting))
+    if line is None:
+        cell = Cell(cost.text, f"{cost.detail}; quotient") if cost else "–"
+        table.add(name, workload, cell, "–", counts, "–", "–", published)
+        return
+    worst = max(line.residuals, key=lambda n: abs(line.residuals[n]) / max(_median(by_n[n]), 1e-12))
+    share = 100 * line.residuals[worst] / max(_median(by_n[worst]), 1e-12)
+    residual = Cell(f"{number(share, 2)} %", f"at n = {worst}")
+    table.add(name, workload, cost, sweep.intercept(), counts, f"{line.r2:.4f}", residual, published)
 
 
 def _published(source: Source, method: str) -> Cell | str:
@@ -77,7 +83,7 @@ def _line_plots(results: Results, found: list[Costs]) -> Iterable[Plot]:
         fits = []
         for method, sweep in c.by_method.items():
             line = sweep.line()
-            if line is not None:
+            if line is not None and any(max(samples) > 0 for samples in sweep.by_n[WALL].values()):
                 fits.append(plots.Fitted(method, sweep.by_n[WALL], line))
         if not fits:
             continue
@@ -92,8 +98,16 @@ def _line_plots(results: Results, found: list[Costs]) -> Iterable[Plot]:
 def _naive(results: Results, found: list[Costs]) -> Table:
     table = Table(
         "The naive figure against the slope",
-        ["target", "one dispatch and a wait", "sequential slope", "naive ÷ slope", "sequential, n = 100, ÷ 100", "paper’s ratio"],
-        note="The column before the last is the paper’s own quotient: where a wait is long (a browser’s tick), a hundredth of "
+        [
+            "target",
+            "one dispatch and a wait",
+            "sequential slope",
+            "naive ÷ slope",
+            "sequential, n = 100, ÷ 100",
+            "paper’s ratio",
+        ],
+        note="The column before the last is the paper’s own quotient: where a wait is long (a browser’s tick), a "
+        "hundredth of "
         "it is in there. n = 100, or the nearest n measured.",
     )
     for c in found:
@@ -128,8 +142,15 @@ def _naive_plot(results: Results, found: list[Costs]) -> Iterable[Plot]:
 def _balance(results: Results, found: list[Costs]) -> Iterable[Table]:
     table = Table(
         "Host, wall and GPU time of a dispatch",
-        ["target and method", "host: until the calls return", "wall: until all is done", "GPU: by its timestamps", "balance"],
-        note="Where host and wall agree the host is the bottleneck and the GPU waits for work; where GPU and wall agree it is "
+        [
+            "target and method",
+            "host: until the calls return",
+            "wall: until all is done",
+            "GPU: by its timestamps",
+            "balance",
+        ],
+        note="Where host and wall agree the host is the bottleneck and the GPU waits for work; where GPU and wall "
+        "agree it is "
         "the GPU. Negative and zero timestamps are dropped by whoever measures, and counted.",
     )
     for c in found:
@@ -166,10 +187,10 @@ def _phases(results: Results) -> Iterable[Table | Plot]:
     nearest = next(iter(found)).target
     for phase in names:
         published = paper.nearest(nearest, paper.phase(phase))
-        table.add(phase.replace("_", " "), *(costs[s].get(phase) for s in found), published.text if published else "–")
+        table.add(phase.replace("_", " "), *(costs[s].get(phase) for s in found), _beside(published))
     totals = [Cell(f"{number(sum(e.value for e in costs[s].values()))} µs") for s in found]
     total = paper.nearest(nearest, paper.phase("total"))
-    table.add("sum", *totals, total.text if total else "–")
+    table.add("sum", *totals, _beside(total))
     yield table
     bars = {results.label(s): {p.replace("_", " "): costs[s][p].value for p in names if p in costs[s]} for s in found}
     bars["the paper (RTX 5090, wgpu-native)"] = _paper_phases(list(names))
@@ -209,6 +230,6 @@ def _values(curves: dict[tuple[Source, str, str], dict[float, Estimate]]) -> lis
     return [f"{v:g}" for v in sorted({v for points in curves.values() for v in points})]
 
 
-def _median(samples: list[float]) -> float:
+def _median(samples: Sequence[float]) -> float:
     ordered = sorted(samples)
     return ordered[len(ordered) // 2]

@@ -80,7 +80,7 @@ def p_value(p: float) -> str:
     """A probability as papers write it."""
     if math.isnan(p):
         return "–"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return "<\u00a00.001" if p < 0.001 else f"{p:.3f}"
 
 
 def _digits(size: float, width: float) -> int:

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..names import DISPATCHES, WALL
-from ..paper import Record, nearest, titled
+from ..paper import nearest, titled
 from ..results import Results, Series, Source
-from ..stats import Comparison, compare
+from ..stats import Comparison, compared
 from . import plots
-from .document import Cell, Chapter, Estimate, Plot, Table, Text, number, p_value
+from .document import Cell, Chapter, Estimate, Plot, Table, number, p_value
 
 _MODE = ("calls", "submits")
-_WANTED = {
+#: The paper's figure for a computation.
+WANTED = {
     "rms_norm": titled("fusion", "RMSNorm fused speedup"),
     "mlp": titled("MLP fusion", "tiled speedup"),
     "rms_norm and mlp": titled("MLP fusion", "mega speedup"),
     "softmax": titled("kernel", "softmax speedup"),
 }
-_WANTED_CUDA = {"rms_norm": titled("cuda", "RMSNorm fused speedup")}
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Group:
     def compared(self, variant: str) -> Comparison | None:
         """Against its baseline; None for the baseline itself."""
         base = self.baseline(variant)
-        return None if base is None else compare(self.times[base].samples, self.times[variant].samples)
+        return None if base is None else compared(self.times[base].samples, self.times[variant].samples)
 
     def best(self, family: str) -> tuple[str, Comparison] | None:
         """The variant of a family that gains most by the median, where one is compared."""
@@ -100,13 +100,14 @@ def chapter(results: Results) -> Chapter:
     chapter = Chapter(
         "fusion",
         "Fusion",
-        "What fewer dispatches are worth. Every variant was checked against float64 before it was timed, variants took turns "
+        "What fewer dispatches are worth. Every variant was checked against float64 before it was timed, variants "
+        "took turns "
         "in random order, and dispatches are those the native core encoded. Gains are ratios of times: above 1 is faster. "
         "Where the ratio of means and that of medians point in different directions, outliers decide, and it is marked.",
     )
     if not found:
         return chapter
-    chapter.blocks.append(_gains(results, found))
+    chapter.blocks += list(_gains(results, found))
     chapter.blocks += list(_plots(results, found))
     for source in dict.fromkeys(g.source for g in found):
         for mode in dict.fromkeys(g.mode for g in found if g.source == source):
@@ -114,38 +115,36 @@ def chapter(results: Results) -> Chapter:
     return chapter
 
 
-def _gains(results: Results, found: list[Group]) -> Table:
-    """One row a computation: the gain by hand, by the compiler, on CUDA, in the paper."""
-    table = Table(
-        "Gain of fusion, one wait a call",
-        ["computation", "target", "by hand", "by the compiler", "op by op → compiled", "CUDA's gain", "the paper"],
-        note="By hand and by the compiler: the slowest baseline against the best fused variant, medians, 95 % bootstrap interval "
-        "of the ratio of means. CUDA's gain: op by op against torch.compile on the same computation.",
-        numeric=2,
-    )
+def _gains(results: Results, found: list[Group]) -> Iterable[Table]:
+    """One table a target, one row a computation: the gain by hand, by the compiler, on CUDA, in the paper."""
     cuda = {(g.workload, g.sizes): g for g in found if g.source.target.kind == "cuda" and g.together}
-    for g in found:
-        if not g.together or g.source.target.kind == "cuda":
-            continue
-        beside = cuda.get((g.workload, g.sizes))
-        published = nearest(g.source.target, _WANTED[g.workload]) if g.workload in _WANTED else None
-        table.add(
-            g.title,
-            results.label(g.source),
-            _gain(g.best("by hand")),
-            _gain(g.best("compiled")),
-            _gain(_eager_to_compiled(g)),
-            _gain(beside.best("eager")) if beside else "–",
-            Cell(published.text, tone="quiet") if published else "–",
+    for source in dict.fromkeys(g.source for g in found if g.source.target.kind != "cuda"):
+        table = Table(
+            f"Gain of fusion, one wait a call: {results.label(source)}",
+            ["computation", "by hand", "by the compiler", "op by op → compiled", "CUDA’s gain", "the paper"],
+            note="By hand and by the compiler: the variant of most dispatches against the best fused one, by the medians; "
+            "the interval is of the ratio of means. CUDA’s gain: op by op against torch.compile, same computation.",
         )
-    return table
+        for g in (g for g in found if g.source == source and g.together):
+            beside = cuda.get((g.workload, g.sizes))
+            published = nearest(source.target, WANTED[g.workload]) if g.workload in WANTED else None
+            table.add(
+                g.title,
+                _gain(g.best("by hand")),
+                _gain(g.best("compiled")),
+                _gain(_eager_to_compiled(g)),
+                _gain(beside.best("eager")) if beside else "–",
+                Cell(published.value, published.platform, "quiet") if published else "–",
+            )
+        yield table
 
 
 def _eager_to_compiled(group: Group) -> tuple[str, Comparison] | None:
     name = "compiled, full"
     if "eager" not in group.times or name not in group.times:
         return group.best("eager") if "logits read back" in group.times else None
-    return name, compare(group.times["eager"].samples, group.times[name].samples)
+    found = compared(group.times["eager"].samples, group.times[name].samples)
+    return (name, found) if found else None
 
 
 def _gain(best: tuple[str, Comparison] | None) -> Cell | str:
@@ -153,7 +152,7 @@ def _gain(best: tuple[str, Comparison] | None) -> Cell | str:
         return "–"
     name, c = best
     tone: Any = "good" if c.ratio_ci.low > 1 else "bad" if c.ratio_ci.high < 1 else ""
-    return Cell(f"{number(c.median_ratio)}×", f"{name}; means {number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}", tone)
+    return Cell(f"{number(c.median_ratio)}×", f"{name}; {number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}", tone)
 
 
 def _plots(results: Results, found: list[Group]) -> Iterable[Plot]:
@@ -190,7 +189,9 @@ def _variants(results: Results, found: list[Group]) -> Table:
                 continue
             reversal = (c.ratio - 1) * (c.median_ratio - 1) < 0
             means = Cell(f"{number(c.ratio)}×", f"{number(c.ratio_ci.low)} to {number(c.ratio_ci.high)}")
-            medians = Cell(f"{number(c.median_ratio)}×", "reversed by outliers" if reversal else "", "bad" if reversal else "")
+            medians = Cell(
+                f"{number(c.median_ratio)}×", "reversed by outliers" if reversal else "", "bad" if reversal else ""
+            )
             d = "–" if math.isnan(c.d) else number(c.d)
             table.add(*row, median, g.baseline(variant) or "", means, medians, p_value(c.p), d)
     return table
@@ -200,8 +201,3 @@ def _mode(group: Group) -> str:
     mode = dict(group.mode)
     calls, submits = mode.get("calls", 1), mode.get("submits", "one a call")
     return f"{calls} call{'s' if calls != 1 else ''} and one wait, submits: {submits}"
-
-
-def is_fusion_claim(record: Record) -> bool:
-    """Wanted: the whole-model gain that the paper's stored means give."""
-    return record.experiment == "fusion" and record.what.startswith("whole model") and record.metric == "ratio tok/s"

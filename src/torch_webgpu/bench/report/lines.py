@@ -76,7 +76,9 @@ def sweeps(results: Results) -> list[Sweep]:
         sweep = found.setdefault(key, Sweep(*key))
         sweep.by_n.setdefault(s.now.metric, {})[n] = s.samples
         sweep.interrupted |= s.interrupted
-    return sorted(found.values(), key=lambda s: (s.source.rank, _at(_PLAIN, s.workload), _at(ORDER, s.method), str(s.setting)))
+    return sorted(
+        found.values(), key=lambda s: (s.source.rank, _at(_PLAIN, s.workload), _at(ORDER, s.method), str(s.setting))
+    )
 
 
 def plain(found: Iterable[Sweep]) -> list[Sweep]:
@@ -87,7 +89,8 @@ def plain(found: Iterable[Sweep]) -> list[Sweep]:
     best: dict[tuple[Source, str, str], Sweep] = {}
     for s in found:
         key = s.source, s.workload, s.method
-        if key not in best or s.samples() > best[key].samples():
+        weight = s.samples(), -len(s.setting)
+        if key not in best or weight > (best[key].samples(), -len(best[key].setting)):
             best[key] = s
     chosen = []
     for source in dict.fromkeys(key[0] for key in best):

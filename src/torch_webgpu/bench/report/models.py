@@ -17,6 +17,8 @@ _TITLES = {
     RATE: "tokens a second", TTFT: "first token", TOKEN: "each further token", MEMORY: "memory", ENERGY: "energy a token",
     POWER: "power at work", IDLE: "idle power", "wall": "time",
 }  # fmt: skip
+#: Parameters that say how a model is computed, but not what.
+_HOW = frozenset(("fusion", "cache", "mode", "replay", "wait"))
 _FLOATS = {"float32": "fp32", "float16": "fp16"}
 
 
@@ -38,6 +40,11 @@ class Variant:
     def value(self, name: str) -> Any:
         """A parameter, None where it has none of the name."""
         return dict(self.setting).get(name)
+
+    @property
+    def what(self) -> dict[str, Any]:
+        """The parameters that say what is computed; none where one says there is none of something."""
+        return {k: x for k, x in self.setting if k not in _HOW and x not in (None, "", "none", False)}
 
     @property
     def how(self) -> str:
@@ -103,15 +110,14 @@ def published_rate(v: Variant) -> paper.Published | None:
 
 
 def beside(v: Variant, found: list[Variant]) -> Variant | None:
-    """The fastest CUDA variant of the same model and dtype on the same machine; None where there is none."""
-    rivals = [
-        r
-        for r in found
-        if r.source.target.kind == "cuda"
-        and (r.workload, r.value("dtype"), r.source.machine) == (v.workload, v.value("dtype"), v.source.machine)
-        and RATE in r.metrics
-    ]
+    """The fastest CUDA variant of the same thing on the same machine; None where there is none."""
+    rivals = [r for r in found if r.source.target.kind == "cuda" and _rate(r) > 0 and _comparable(v, r)]
     return max(rivals, key=_rate, default=None)
+
+
+def _comparable(v: Variant, r: Variant) -> bool:
+    """Whether two differ only in how they compute: not in machine, model, dtype, quantisation, prompt, length."""
+    return (v.workload, v.source.machine, v.what) == (r.workload, r.source.machine, r.what)
 
 
 def _rate(v: Variant) -> float:
@@ -120,10 +126,10 @@ def _rate(v: Variant) -> float:
 
 
 def best(found: list[Variant]) -> list[Variant]:
-    """The fastest variant of each source, model and dtype that is not CUDA."""
+    """The fastest variant of each source and of what is computed, CUDA left out."""
     chosen: dict[Any, Variant] = {}
     for v in found:
-        key = v.source, v.workload, v.value("dtype")
+        key = v.source, v.workload, tuple(v.what.items())
         if RATE in v.metrics and v.source.target.kind != "cuda" and (key not in chosen or _rate(v) > _rate(chosen[key])):
             chosen[key] = v
     return list(chosen.values())
@@ -182,7 +188,9 @@ def _all(
     """One row a variant, one column a metric."""
     present = dict.fromkeys(metric for v in found for metric in v.metrics)
     metrics = [m for m in _TITLES if m in present] + [m for m in present if m not in _TITLES]
-    table = Table(f"{title}: all variants", ["target", "variant", *(_TITLES.get(m, m) for m in metrics), "the paper"], numeric=2)
+    table = Table(
+        f"{title}: all variants", ["target", "variant", *(_TITLES.get(m, m) for m in metrics), "the paper"], numeric=2
+    )
     notes: dict[str, None] = {}
     for v in found:
         notes |= dict.fromkeys(v.notes)
@@ -208,7 +216,11 @@ def vision_chapter(results: Results) -> Chapter:
 
 def _published_vision(v: Variant) -> paper.Published | None:
     name = v.workload.lower()
-    dispatch = {"vit": ("ViT", "ViT-Base 12 layers ("), "dino": ("ViT", "ViT-Base 12 layers ("), "unet": ("UNet", "Small unfused")}
+    dispatch = {
+        "vit": ("ViT", "ViT-Base 12 layers ("),
+        "dino": ("ViT", "ViT-Base 12 layers ("),
+        "unet": ("UNet", "Small unfused"),
+    }
     key = next((k for k in dispatch if k in name), None)
     experiment, start = dispatch[key] if key else ("CNN", "ResNet50-early 64ch 56x56 unfused")
     return paper.nearest(v.source.target, paper.titled(experiment, start, metric="mean"))
@@ -225,11 +237,16 @@ def power_chapter(results: Results) -> Chapter:
     found = variants(results, "power")
     for workload in dict.fromkeys(v.workload for v in found):
         chapter.blocks.append(_all(results, [v for v in found if v.workload == workload], workload, _published_energy))
-    for v in found:
-        if ENERGY not in v.metrics:
-            reason = " ".join(v.notes) or "the file does not say why"
-            chapter.blocks.append(Text(f"{results.label(v.source)}, {v.how}: no energy was measured. {reason}", "warning"))
+    for v in without_energy(found):
+        reason = " ".join(v.notes) or "The file does not say why."
+        chapter.blocks.append(Text(f"{results.label(v.source)}, {v.how}: no energy was measured. {reason}", "warning"))
     return chapter
+
+
+def without_energy(found: list[Variant]) -> list[Variant]:
+    """Those for which no meter answered."""
+    measured = {(v.source, v.workload, v.method) for v in found if ENERGY in v.metrics}
+    return [v for v in found if (v.source, v.workload, v.method) not in measured]
 
 
 def _published_energy(v: Variant) -> paper.Published | None:

@@ -91,7 +91,8 @@ def chapter(results: Results) -> Chapter:
     chapter = Chapter(
         "overhead",
         "Overhead",
-        "Whose microseconds these are. The API alone is what a driver that does nothing leaves; the driver is what a real one "
+        "Whose microseconds these are. The API alone is what a driver that does nothing leaves; the driver is "
+        "what a real one "
         "adds on the host; the GPU what is left until all is done; framework and Python what a PyTorch op adds to that.",
     )
     found = stacks(results)
@@ -99,7 +100,9 @@ def chapter(results: Results) -> Chapter:
         chapter.blocks += [picture(results, found), _table(results, found)]
     others = [s for s in results.find("overhead") if s.now.metric != PART]
     if others:
-        table = Table("What the decomposition is made of", ["target, workload and method", "metric", "median", "note"], numeric=2)
+        table = Table(
+            "What the decomposition is made of", ["target, workload and method", "metric", "median", "note"], numeric=2
+        )
         for s in others:
             settings = ", ".join(f"{k} {v}" for k, v in sorted(s.now.parameters.items()))
             name = f"{results.label(s.source)}: {s.now.workload}, {s.now.method}" + (f" ({settings})" if settings else "")
@@ -111,11 +114,11 @@ def chapter(results: Results) -> Chapter:
     return chapter
 
 
-def picture(results: Results, found: list[Stack]) -> Plot:
-    """All stacks as bars."""
+def picture(results: Results, found: list[Stack], key: str = "overhead") -> Plot:
+    """All stacks as bars; ``key`` is the plot's own on the page."""
     bars = {results.label(s.source): {layer: e.value for layer, e in s.parts.items()} for s in found}
     alt = "; ".join(f"{results.label(s.source)}: {shares(s)}" for s in found)
-    return Plot("Whose microseconds: one PyTorch op, layer by layer", plots.stacked("overhead", bars, alt), alt)
+    return Plot("Whose microseconds: one PyTorch op, layer by layer", plots.stacked(key, bars, alt), alt)
 
 
 def shares(stack: Stack) -> str:
@@ -127,7 +130,8 @@ def _table(results: Results, found: list[Stack]) -> Table:
     table = Table(
         "Layers of one PyTorch op, µs",
         ["target", "layer", "µs", "share", "how"],
-        note="Layers are differences of medians or slopes; their intervals take the worst corners. A negative one means that "
+        note="Layers are differences of medians or slopes; their intervals take the worst corners. A negative one "
+        "means that "
         "the two figures do not differ by more than their noise.",
         numeric=2,
     )

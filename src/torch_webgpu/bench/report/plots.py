@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,7 @@ _VARIABLES = {INK: "currentColor", QUIET: "var(--quiet)", RULE: "var(--rule)"} |
     colour: f"var(--s{i + 1})" for i, colour in enumerate(SERIES)
 }
 _MARKERS = "osD^vPX*"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.edgecolor": RULE,
@@ -107,7 +108,13 @@ def residuals(key: str, fits: Sequence[Fitted], alt: str) -> str:
             y = [100 * r / medians[n] if medians[n] else 0 for n, r in fit.line.residuals.items()]
             marker = f"{_MARKERS[i % len(_MARKERS)]}-"
             axes.plot(
-                list(fit.line.residuals), y, marker, color=SERIES[i % len(SERIES)], markersize=4, linewidth=0.8, label=fit.label
+                list(fit.line.residuals),
+                y,
+                marker,
+                color=SERIES[i % len(SERIES)],
+                markersize=4,
+                linewidth=0.8,
+                label=fit.label,
             )
         axes.set(xscale="log", xlabel="dispatches", ylabel="median above the line, %")
         _legend(figure, axes, len(fits))
@@ -146,7 +153,8 @@ def dots(
     reference: float | None = None,
 ) -> str:
     """One value a row with its interval, and the paper's range where there is one."""
-    with _figure(0.7 + 0.34 * len(estimates) + (0.25 if paper else 0)) as (figure, axes):
+    tallest = max(_wrapped(name).count("\n") + 1 for name in estimates)
+    with _figure(0.7 + (0.16 + 0.15 * tallest) * len(estimates) + (0.25 if paper else 0)) as (figure, axes):
         places = np.arange(len(estimates))[::-1]
         for y, (name, e) in zip(places, estimates.items(), strict=True):
             if paper and name in paper:
@@ -183,9 +191,14 @@ def curves(key: str, series: Mapping[str, Mapping[float, Estimate]], alt: str, x
                 [max(points[p].high - points[p].value, 0) for p in at],
             ]
             marker = f"{_MARKERS[i % len(_MARKERS)]}-"
-            axes.errorbar(at, values, yerr=spread, fmt=marker, color=SERIES[i % len(SERIES)], capsize=2, markersize=4, label=name)
-        if log and all(p > 0 for points in series.values() for p in points):
+            axes.errorbar(
+                at, values, yerr=spread, fmt=marker, color=SERIES[i % len(SERIES)], capsize=2, markersize=4, label=name
+            )
+        ticks = sorted({p for points in series.values() for p in points})
+        if log and ticks[0] > 0:
             axes.set_xscale("log")
+            axes.minorticks_off()
+        axes.set_xticks(ticks, [f"{p:g}" for p in ticks])
         axes.set(xlabel=x, ylabel=y)
         axes.set_ylim(bottom=0)
         _legend(figure, axes, len(series))
@@ -195,7 +208,8 @@ def curves(key: str, series: Mapping[str, Mapping[float, Estimate]], alt: str, x
 def _legend(figure: Figure, axes: Axes, count: int, columns: int = 2) -> None:
     """Below the axes, so that it hides nothing."""
     if count > 1 or axes.get_legend_handles_labels()[1]:
-        figure.legend(loc="outside lower center", ncols=min(columns, max(count, 1)))
+        longest = max((len(label) for label in axes.get_legend_handles_labels()[1]), default=0)
+        figure.legend(loc="outside lower center", ncols=1 if longest > 34 else min(columns, max(count, 1)))
 
 
 def _wrapped(text: str, width: int = 26) -> str:

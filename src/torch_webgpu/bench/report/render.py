@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .document import Answer, Block, Cell, Document, Plot, Table, Text
+from .document import Answer, Block, Cell, Document, Plot, Table
 
 
 def html(document: Document) -> str:
@@ -79,7 +79,9 @@ def _table(table: Table) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in (head, rule)]
     for row in table.rows:
         cells = [_cell(c) for c in row]
-        lines.append("| " + " | ".join(_plain(c.text) + (f" ({_plain(c.detail)})" if c.detail else "") for c in cells) + " |")
+        lines.append(
+            "| " + " | ".join(_plain(c.text) + (f" ({_plain(c.detail)})" if c.detail else "") for c in cells) + " |"
+        )
     caption = [f"**{_plain(table.caption)}**"] if table.caption else []
     return "\n\n".join([*caption, "\n".join(lines), *([_plain(table.note)] if table.note else [])])
 

@@ -1,0 +1,13 @@
+"""``torch-webgpu bench``: the instrument's commands."""
+
+from __future__ import annotations
+
+import typer
+
+from . import bench_power, bench_report
+
+app = typer.Typer(help="The instrument: measures, and reports what was measured.", no_args_is_help=True)
+app.command()(bench_report.report)
+app.command()(bench_report.validate)
+app.command("import")(bench_report.import_)
+app.command()(bench_power.power)
