@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from .environment import environment
-from .schema import Measurement, Quantity, Run, Target, read, write
+from .schema import Absence, Measurement, Quantity, Run, Target, read, write
 
 
 class Recorder:
@@ -69,6 +69,12 @@ class Recorder:
         self.run.measurements.append(measurement)
         self._keys.add(measurement.key)
         write(self.run, self.path)
+
+    def absent(self, absence: Absence) -> None:
+        """Notes what could not be measured, once, and writes the file."""
+        if absence not in self.run.absent:
+            self.run.absent.append(absence)
+            write(self.run, self.path)
 
     def finish(self) -> Run:
         """Marks the run as complete."""
