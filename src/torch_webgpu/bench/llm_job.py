@@ -1,0 +1,410 @@
+"""One way to run one language model, measured in a process of its own: ``python -m torch_webgpu.bench.llm_job``.
+
+The job comes as JSON on standard input; what is found goes to standard output, a line each, as it is found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .names import DISPATCHES, MEMORY, RATE, TOKEN, TTFT
+from .schema import Absence, Measurement, Parameter, Target, Unit
+
+MARK = "\x1e"  # before each line that the parent reads; libraries print what they like
+PREFILL, COMPILE, LOAD = "prefill", "compile", "load"
+EAGER, COMPILED, GENERATOR, INDUCTOR, GRAPHS, ONNX = (
+    "eager", "compiled", "generator", "torch.compile", "reduce-overhead", "onnxruntime"
+)  # fmt: skip
+_CHECKED = 24  # tokens compared with the CPU's, at most
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured.
+
+    Attributes:
+        model: of ``models.NAMES``, or what a model given by path is called.
+        path: name, folder or file of a model with weights; None for those of ``NAMES``.
+        device: ``webgpu``, ``cpu``, ``cuda``, ``mps``: PyTorch's, or ONNX Runtime's.
+        method: ``eager`` (transformers, op by op), ``compiled`` (transformers' loop over a compiled step), ``generator`` (the
+            package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (Inductor and CUDA graphs), ``onnxruntime``.
+        implementation: of WebGPU, for device ``webgpu`` and PyTorch.
+        quantize: ``int8``, ``int4``, or empty.
+        protocol: ``paper`` or ``modern``.
+        cache: ``none`` feeds the whole sequence again at each step.
+        contexts: tokens of the prompts of the modern protocol.
+        layers: the first so many alone.
+    """
+
+    model: str
+    path: str | None
+    device: str
+    method: str
+    implementation: str = ""
+    fusion: str = ""
+    dtype: str = "float32"
+    quantize: str = ""
+    protocol: str = "paper"
+    cache: str = "dynamic"
+    contexts: tuple[int, ...] = ()
+    new: int = 50
+    warmup: int = 5
+    runs: int = 30
+    layers: int | None = None
+
+    @property
+    def parameters(self) -> dict[str, Parameter]:
+        """Of its measurements, without the prompt's length."""
+        given = {k: getattr(self, k) for k in ("fusion", "quantize", "layers") if getattr(self, k)}
+        return {"dtype": self.dtype, "protocol": self.protocol, "cache": self.cache, "new": self.new, **given}
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        parts = [self.implementation or self.device, self.method, self.fusion, self.quantize or self.dtype]
+        return f"{self.model}, {self.protocol}: " + ", ".join(p for p in (*parts, f"{self.cache} cache") if p)
+
+    def absence(self, reason: str, **more: Parameter) -> Absence:
+        """That it, or a part of it, could not be measured."""
+        name = self.implementation or (ONNX if self.method == ONNX else "torch")
+        where = {"device": self.device}
+        return Absence(
+            experiment="llm",
+            workload=self.model,
+            method=self.method,
+            implementation=name,
+            parameters={**self.parameters, **where, **more},
+            reason=reason,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Variables of its process."""
+        settings = {"TORCH_WEBGPU_IMPL": self.implementation, "TORCH_WEBGPU_FUSION": self.fusion}
+        return {**os.environ, **{k: v for k, v in settings.items() if v}}
+
+
+class UnsuitableError(RuntimeError):
+    """The job cannot be measured here, or computes something wrong; the message says why."""
+
+
+def tell(kind: str, value: Any) -> None:
+    """A line for the parent."""
+    print(f"{MARK}{kind} {json.dumps(value)}", flush=True)
+
+
+class Measured:
+    """Runs a job; results are told as they come."""
+
+    def __init__(self, job: Job, loaded: Any) -> None:
+        self.job, self.loaded, self.model = job, loaded, loaded.model
+        self.notes = [loaded.note]
+        self.length = max((*job.contexts, len(loaded.prompt))) + job.new + 1
+
+    def keep(
+        self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None, note: str = ""
+    ) -> None:
+        """Tells the parent of samples."""
+        notes = [*self.notes, *([note] if note else [])]
+        parameters = {**self.job.parameters, "prompt": prompt}
+        if not self.loaded.real:
+            parameters["weights"] = "random"
+        found = Measurement(
+            experiment="llm",
+            workload=self.job.model,
+            method=self.job.method,
+            target=0,
+            parameters=parameters,
+            metric=metric,
+            unit=unit,
+            samples=samples,
+            warmup=warmup or [],
+            notes=notes,
+        )
+        tell("measurement", found.model_dump(mode="json"))
+
+    # ------------------------------------------------------------------------------------------ checks
+
+    def reference(self) -> tuple[list[int], Any]:
+        """Greedy tokens after the prompt by PyTorch on the CPU in float32, and the prompt's last logits."""
+        import copy
+
+        import torch
+
+        from .engines import TorchEngine, greedy
+
+        plain = self.model if self.job.dtype == "float32" else copy.deepcopy(self.model).float()
+        engine = TorchEngine(plain, "cpu", 0)
+        ids = torch.tensor([self.loaded.prompt])
+        return greedy(engine, ids, min(self.job.new, _CHECKED if self.loaded.real else 4)), engine.logits(ids)
+
+    def check(self, tokens: list[int], expected: list[int]) -> None:
+        """Compares tokens with the CPU's. Real float32 weights must give the same ones; else the number is noted.
+
+        Raises:
+            UnsuitableError: for other tokens where they must be equal, or none that is.
+        """
+        from .models import same
+
+        equal, job = same(tokens, expected), self.job
+        exact = job.dtype == "float32" and not job.quantize
+        if exact and (equal < len(expected) if self.loaded.real else equal == 0):
+            raise UnsuitableError(
+                f"wrong tokens: {equal} of the first {len(expected)} are the CPU's ({tokens[: equal + 1]} here, "
+                f"{expected[: equal + 1]} there); not timed"
+            )
+        self.notes.append(f"{equal} of {len(expected)} greedy tokens equal to the CPU's in float32")
+
+    # ------------------------------------------------------------------------------------------ the paper's protocol
+
+    def paper(self) -> None:
+        """Prompt of five tokens, 50 new ones, greedy; tokens a second over the whole call, as the paper counts them."""
+        import torch
+
+        from .engines import greedy
+        from .targets import wait
+
+        job, prompt = self.job, torch.tensor([self.loaded.prompt])
+        expected, logits = self.reference()
+        device = self._move(logits)
+        if job.method in (GENERATOR, ONNX):
+            engine = self._engine()
+            generate: Callable[[int], list[int]] = lambda count: greedy(engine, prompt, count)  # noqa: E731
+        else:
+            generate = self._transformers(prompt)
+        start = time.perf_counter()
+        tokens = generate(job.new)
+        self.keep("first run", "s", [time.perf_counter() - start], prompt.shape[1], note="compiles what is compiled")
+        self.check(tokens, expected)
+
+        def seconds(count: int) -> float:
+            wait(device)
+            start = time.perf_counter()
+            generate(count)
+            return time.perf_counter() - start
+
+        took: dict[int, list[float]] = {1: [], job.new: []}
+        for _ in range(job.warmup + job.runs):
+            for count, samples in took.items():
+                samples.append(seconds(count))
+        size, warm = prompt.shape[1], job.warmup
+        rates = [job.new / s for s in took[job.new]]
+        first = [s * 1e3 for s in took[1]]
+        self.keep(RATE, "tokens/s", rates[warm:], size, rates[:warm], "all new tokens over the time of the whole call")
+        self.keep(TTFT, "ms", first[warm:], size, first[:warm])
+        self._memory(size, device)
+
+    def _transformers(self, prompt: Any) -> Callable[[int], list[int]]:
+        """transformers' own ``generate``."""
+        import torch
+
+        job, model = self.job, self.model
+        options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "use_cache": job.cache != "none"}
+        if job.cache == "static":
+            options |= {"cache_implementation": "static", "max_length": self.length, "disable_compile": True}
+        if job.method != EAGER:
+            how: dict[str, Any] = {"backend": "webgpu"} if job.device == "webgpu" else {}
+            how |= {"mode": "reduce-overhead"} if job.method == GRAPHS else {}
+            model.forward = torch.compile(model.forward, **how)
+        ids = prompt.to(model.device)
+        mask = torch.ones_like(ids)
+
+        def generate(count: int) -> list[int]:
+            limits = {"max_new_tokens": count, "min_new_tokens": count}
+            given = {k: v for k, v in options.items() if k != "max_length"}
+            with torch.inference_mode():
+                out = model.generate(ids, attention_mask=mask, **limits, **given)
+            return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
+
+        return generate
+
+    # ------------------------------------------------------------------------------------------ prefill and decode
+
+    def modern(self) -> None:
+        """Prefill and decode apart, at each context, with the choice of tokens on the device."""
+        import torch
+
+        from .engines import greedy
+
+        job, prompt = self.job, torch.tensor([self.loaded.prompt])
+        expected, logits = self.reference()
+        device = self._move(logits)
+        engine = self._engine()
+        start = time.perf_counter()
+        tokens = greedy(engine, prompt, max(len(expected), 2))[: len(expected)]
+        self.keep("first run", "s", [time.perf_counter() - start], prompt.shape[1], note="compiles what is compiled")
+        self.check(tokens, expected)
+        for context in job.contexts:
+            self._at(engine, context, device)
+
+    def _at(self, engine: Any, context: int, device: str) -> None:
+        from .targets import reset_peak_memory, wait
+
+        job, ids = self.job, self.loaded.context(context)
+        reset_peak_memory(device)
+        prefill: list[float] = []
+        decode: list[float] = []
+        for _ in range(job.warmup + job.runs):
+            wait(device)
+            start = time.perf_counter()
+            engine.prefill(ids)
+            wait(device)
+            middle = time.perf_counter()
+            engine.decode(job.new)
+            wait(device)
+            prefill.append((middle - start) * 1e3)
+            decode.append(time.perf_counter() - middle)
+        warm = job.warmup
+        rates, each = [job.new / s for s in decode], [s / job.new * 1e3 for s in decode]
+        self.notes += [note for note in getattr(engine, "notes", []) if note not in self.notes]
+        self.keep(TTFT, "ms", prefill[warm:], context, prefill[:warm], "prompt until the first token is on the host")
+        self.keep(RATE, "tokens/s", rates[warm:], context, rates[:warm])
+        self.keep(TOKEN, "ms", each[warm:], context, each[:warm])
+        if device == "webgpu" and job.method != ONNX:
+            from .fusion import counted
+
+            dispatches, _ = counted(lambda: engine.decode(1))
+            self.keep(DISPATCHES, "count", [float(dispatches)], context, note="of one decode step")
+        self._memory(context, device)
+
+    # ------------------------------------------------------------------------------------------ shared
+
+    def _move(self, logits: Any) -> str:
+        """Puts the model on its device, quantised if it is to be; returns the device whose work is waited for."""
+        import torch
+
+        from .targets import missing
+
+        job = self.job
+        self.expected_logits = logits
+        if job.method == ONNX:
+            return "cpu"
+        if (why := missing(job.device)) is not None:
+            raise UnsuitableError(why)
+        if job.quantize:
+            from ..llm import quantize
+
+            kind: Any = job.quantize
+            self.model = quantize(self.model, kind)
+        self.model = self.model.to(job.device)
+        if job.device == "webgpu":
+            torch.get_device_module("webgpu").synchronize()
+        return job.device
+
+    def _engine(self) -> Any:
+        import torch
+
+        from .engines import GeneratorEngine, TorchEngine
+        from .onnx_engine import OnnxEngine
+
+        job = self.job
+        if job.method == GENERATOR:
+            return GeneratorEngine(self.model, self.length)
+        if job.method == ONNX:
+            engine = OnnxEngine(self.model, job.device)
+            found = engine.logits(torch.tensor([self.loaded.prompt])).float()
+            largest, off = float(self.expected_logits.abs().max()), float((found - self.expected_logits).abs().max())
+            if not off <= 1e-3 * largest:
+                raise UnsuitableError(f"wrong logits: off by {off:.3g} where they reach {largest:.3g}; not timed")
+            self.notes.append(f"logits differ from PyTorch's by {off / largest:.1e} of the largest")
+            return engine
+        how: dict[str, dict[str, Any] | None] = {
+            EAGER: None,
+            INDUCTOR: {},
+            GRAPHS: {"mode": "reduce-overhead"},
+            COMPILED: {"backend": "webgpu"},
+        }
+        return TorchEngine(self.model, job.device, self.length, how[job.method])
+
+    def _memory(self, prompt: int, device: str) -> None:
+        from .targets import peak_memory
+
+        peak = peak_memory(device)
+        if peak is not None:
+            self.keep(MEMORY, "bytes", [float(peak)], prompt, note="most bytes in the device's tensors at once")
+        else:
+            kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            scale = 1 if sys.platform == "darwin" else 1024
+            self.keep(MEMORY, "bytes", [float(kib * scale)], prompt, note="the process's largest resident set, loading included")
+
+
+def target_of_job(job: Job) -> Target:
+    """The target that a job is measured on."""
+    from .targets import missing, target_of
+
+    if job.method == ONNX:
+        from .onnx_engine import PROVIDERS, UnavailableError, check_provider
+
+        try:
+            check_provider(job.device)
+        except UnavailableError as e:
+            raise UnsuitableError(str(e)) from None
+        import onnxruntime
+
+        from .environment import cpu_name
+
+        on_cpu = job.device == "cpu"
+        adapter = cpu_name() if on_cpu else "the adapter that ONNX Runtime takes"
+        return Target(
+            kind="cpu" if on_cpu else "webgpu",
+            implementation="onnxruntime",
+            version=onnxruntime.__version__,
+            adapter=adapter,
+            adapter_kind="cpu" if on_cpu else "unknown",
+            backend=PROVIDERS[job.device],
+        )
+    if (why := missing(job.device)) is not None:
+        raise UnsuitableError(why)
+    return target_of(job.device)
+
+
+def run(job: Job) -> None:
+    """Measures a job."""
+    from ..errors import WebGPUError
+    from ..llm import ModelError
+    from ..llm.generator import positions
+    from .models import load_model
+    from .onnx_engine import UnavailableError
+
+    try:
+        tell("target", target_of_job(job).model_dump(mode="json"))
+        loaded = load_model(job.model, job.path, job.dtype, job.layers)
+        most = positions(loaded.model)
+        needed = max((*job.contexts, len(loaded.prompt))) + job.new + 1
+        if most is not None and needed > most:
+            raise UnsuitableError(f"a context of {needed - job.new - 1} and {job.new} new tokens: the model has {most} positions")
+        measured = Measured(job, loaded)
+        measured.paper() if job.protocol == "paper" else measured.modern()
+    except (UnsuitableError, UnavailableError, ModelError, WebGPUError) as e:
+        tell("absent", job.absence(str(e)).model_dump(mode="json"))
+
+
+def read_lines(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """(kind, value) of what a job's process told; other output is passed over."""
+    for line in lines:
+        if MARK in line:
+            kind, _, value = line.partition(MARK)[2].partition(" ")
+            yield kind, json.loads(value)
+
+
+def to_json(job: Job) -> str:
+    """For a job's process."""
+    return json.dumps(asdict(job))
+
+
+def from_json(text: str) -> Job:
+    """What ``to_json`` made."""
+    content = json.loads(text)
+    return Job(**{**content, "contexts": tuple(content["contexts"])})
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    run(from_json(sys.stdin.read()))
