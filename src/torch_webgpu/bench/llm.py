@@ -6,13 +6,10 @@ with and without a cache, in float32. ``modern``: prefill and decode apart, at s
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from .child import run_child
 from .llm_job import (
     COMPILED,
     EAGER,
@@ -21,12 +18,11 @@ from .llm_job import (
     INDUCTOR,
     ONNX,
     Job,
-    read_lines,
     to_json,
 )
 from .names import RATE
 from .recorder import Recorder
-from .schema import Absence, Measurement, Run, Target
+from .schema import Absence, Measurement, Run
 
 LEVELS = ("none", "pointwise", "full")
 PROTOCOLS = ("paper", "modern")
@@ -116,14 +112,10 @@ def finished(job: Job, run: Run) -> bool:
     if any(_same_job(a, job, a.implementation) and a.parameters.get("device") == job.device for a in run.absent):
         return True
     found = [m for m in run.measurements if m.metric == RATE and _same_job(m, job, run.target_of(m).implementation)]
-    found = [m for m in found if _device_of(run.target_of(m)) == job.device]
+    found = [m for m in found if run.target_of(m).kind == job.device]
     if job.protocol == "paper":
         return bool(found)
     return {m.parameters["prompt"] for m in found} >= set(job.contexts)
-
-
-def _device_of(target: Target) -> str:
-    return target.kind
 
 
 def _same_job(found: Measurement | Absence, job: Job, implementation: str) -> bool:
@@ -145,68 +137,8 @@ def measure(job: Job, recorder: Recorder, limit: float | None = None) -> str | N
     Returns:
         Why it was not measured, or None.
     """
-    command = [sys.executable, "-m", "torch_webgpu.bench.llm_job"]
-    with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=job.environment()
-        )
-        timer = _Deadline(child, limit)
-        try:
-            assert child.stdin is not None and child.stdout is not None
-            child.stdin.write(to_json(job))
-            child.stdin.close()
-            reason = _record(read_lines(iter(child.stdout)), recorder)
-            code = child.wait()
-        finally:
-            timer.cancel()
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-        if reason is None and code:
-            errors.seek(0)
-            lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
-            ended = f"was ended after {limit:g} s" if timer.passed else f"ended with code {code}"
-            reason = f"its process {ended}: {lines[-1][:400] if lines else 'it said nothing'}"
-            recorder.absent(job.absence(reason))
-    return reason
-
-
-def _record(told: Iterator[tuple[str, Any]], recorder: Recorder) -> str | None:
-    target, reason = 0, None
-    for kind, value in told:
-        if kind == "target":
-            target = recorder.target(Target.model_validate(value))
-        elif kind == "measurement":
-            found = Measurement.model_validate({**value, "target": target})
-            if not recorder.has(found):
-                recorder.add(found)
-        elif kind == "absent":
-            absence = Absence.model_validate(value)
-            recorder.absent(absence)
-            reason = absence.reason
-    return reason
-
-
-class _Deadline:
-    """Ends a process after a time."""
-
-    def __init__(self, child: subprocess.Popen[str], seconds: float | None) -> None:
-        import threading
-
-        self.passed, self._child = False, child
-        self._timer = threading.Timer(seconds, self._end) if seconds is not None else None
-        if self._timer is not None:
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _end(self) -> None:
-        self.passed = True
-        self._child.kill()
-
-    def cancel(self) -> None:
-        """No longer."""
-        if self._timer is not None:
-            self._timer.cancel()
+    module = "torch_webgpu.bench.llm_job"
+    return run_child(module, to_json(job), job.environment(), recorder, job.absence, limit)
 
 
 def run_all(

@@ -10,15 +10,14 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .child import UnsuitableError, tell
 from .names import DISPATCHES, MEMORY, RATE, TOKEN, TTFT
 from .schema import Absence, Measurement, Parameter, Target, Unit
 
-MARK = "\x1e"  # before each line that the parent reads; libraries print what they like
-PREFILL, COMPILE, LOAD = "prefill", "compile", "load"
 EAGER, COMPILED, GENERATOR, INDUCTOR, GRAPHS, ONNX = (
     "eager", "compiled", "generator", "torch.compile", "reduce-overhead", "onnxruntime"
 )  # fmt: skip
@@ -88,15 +87,6 @@ class Job:
         """Variables of its process."""
         settings = {"TORCH_WEBGPU_IMPL": self.implementation, "TORCH_WEBGPU_FUSION": self.fusion}
         return {**os.environ, **{k: v for k, v in settings.items() if v}}
-
-
-class UnsuitableError(RuntimeError):
-    """The job cannot be measured here, or computes something wrong; the message says why."""
-
-
-def tell(kind: str, value: Any) -> None:
-    """A line for the parent."""
-    print(f"{MARK}{kind} {json.dumps(value)}", flush=True)
 
 
 class Measured:
@@ -207,7 +197,7 @@ class Measured:
         job, model = self.job, self.model
         options: dict[str, Any] = {"do_sample": False, "pad_token_id": 0, "use_cache": job.cache != "none"}
         if job.cache == "static":
-            options |= {"cache_implementation": "static", "max_length": self.length, "disable_compile": True}
+            options |= {"cache_implementation": "static", "disable_compile": True}  # compiled below, or not at all
         if job.method != EAGER:
             how: dict[str, Any] = {"backend": "webgpu"} if job.device == "webgpu" else {}
             how |= {"mode": "reduce-overhead"} if job.method == GRAPHS else {}
@@ -217,9 +207,8 @@ class Measured:
 
         def generate(count: int) -> list[int]:
             limits = {"max_new_tokens": count, "min_new_tokens": count}
-            given = {k: v for k, v in options.items() if k != "max_length"}
             with torch.inference_mode():
-                out = model.generate(ids, attention_mask=mask, **limits, **given)
+                out = model.generate(ids, attention_mask=mask, **limits, **options)
             return out[0, ids.shape[1] :].tolist()  # type: ignore[no-any-return]
 
         return generate
@@ -383,14 +372,6 @@ def run(job: Job) -> None:
         measured.paper() if job.protocol == "paper" else measured.modern()
     except (UnsuitableError, UnavailableError, ModelError, WebGPUError) as e:
         tell("absent", job.absence(str(e)).model_dump(mode="json"))
-
-
-def read_lines(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
-    """(kind, value) of what a job's process told; other output is passed over."""
-    for line in lines:
-        if MARK in line:
-            kind, _, value = line.partition(MARK)[2].partition(" ")
-            yield kind, json.loads(value)
 
 
 def to_json(job: Job) -> str:
