@@ -120,6 +120,7 @@ class Run(_Record):
     Attributes:
         complete: False where it was interrupted; what is there was measured in full.
         origin: ``measured`` here or ``imported`` from another instrument's file.
+        notes: what could not be measured, and why.
     """
 
     schema_version: Literal[1] = 1
@@ -131,6 +132,7 @@ class Run(_Record):
     environment: Environment
     targets: list[Target]
     measurements: list[Measurement]
+    notes: list[str] = []
 
     @model_validator(mode="after")
     def _targets_exist(self) -> Run:

@@ -1,0 +1,112 @@
+"""What can be measured here: adapters of the WebGPU libraries, Dawn's null driver, and PyTorch's own devices."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from .environment import cpu_name
+from .schema import Target
+
+if TYPE_CHECKING:
+    from ..runtime.base import AdapterInfo
+
+NULL = "dawn-null"
+_CLOCKS = {"graphics": "clocks.gr", "memory": "clocks.mem", "most graphics": "clocks.max.gr"}
+
+
+def webgpu_target(adapter: AdapterInfo) -> Target:
+    """An adapter of wgpu-native or Dawn, with the version of its wheel."""
+    from .. import runtime
+
+    null = adapter.kind == "null"
+    kinds: dict[str, Any] = {k: k for k in ("discrete", "integrated", "cpu", "null")}
+    return Target(
+        kind="webgpu",
+        implementation=NULL if null else adapter.implementation,
+        version=runtime.implementation(adapter.implementation).wheel_version(),
+        adapter=adapter.name,
+        adapter_kind=kinds.get(adapter.kind, "unknown"),
+        backend=adapter.backend,
+        driver=adapter.driver,
+        features=adapter.features,
+        limits=adapter.limits,
+        clocks={} if null else clocks(adapter.name, adapter.kind),
+    )
+
+
+def present_target() -> Target:
+    """The adapter that webgpu tensors are on; opens it."""
+    from .. import runtime
+
+    return webgpu_target(runtime.device().adapter)
+
+
+def cpu_target() -> Target:
+    """PyTorch on the processor."""
+    import torch
+
+    return Target(
+        kind="cpu",
+        implementation="torch",
+        version=torch.__version__,
+        adapter=cpu_name(),
+        adapter_kind="cpu",
+        clocks=clocks("", "cpu"),
+    )
+
+
+def cuda_target() -> Target | None:
+    """PyTorch on the present CUDA device; None where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Target(
+        kind="cuda",
+        implementation="torch",
+        version=torch.__version__,
+        adapter=properties.name,
+        adapter_kind="discrete" if not properties.is_integrated else "integrated",
+        backend="CUDA",
+        driver=f"CUDA {torch.version.cuda}, NVIDIA {_nvidia('driver_version', properties.name) or 'unknown'}",
+        limits={"memory": properties.total_memory},
+        clocks=clocks(properties.name, "discrete"),
+    )
+
+
+def torch_target(device: str) -> Target:
+    """The target of ``webgpu``, ``cuda`` or ``cpu``; ValueError for what is not here."""
+    target = {"webgpu": present_target, "cuda": cuda_target, "cpu": cpu_target}[device.partition(":")[0]]()
+    if target is None:
+        raise ValueError(f"there is no {device} device here")
+    return target
+
+
+def clocks(name: str, kind: str) -> dict[str, float]:
+    """Clocks (MHz) now: an NVIDIA GPU's by ``nvidia-smi``, or the processor's; empty where they are not told."""
+    if kind == "cpu":
+        frequency = psutil.cpu_freq()
+        return {"cpu": float(frequency.current)} if frequency and frequency.current else {}
+    found = {key: _nvidia(query, name) for key, query in _CLOCKS.items()}
+    return {key: float(value) for key, value in found.items() if value and value.replace(".", "").isdecimal()}
+
+
+def _nvidia(query: str, name: str) -> str | None:
+    """What ``nvidia-smi`` says of the first GPU of that name."""
+    if "nvidia" not in name.lower() or not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", f"--query-gpu=name,{query}", "--format=csv,noheader,nounits"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for line in lines:
+        found, _, value = line.partition(",")
+        if found.strip().lower() in name.lower() or name.lower() in found.strip().lower():
+            return value.strip()
+    return None
