@@ -227,7 +227,8 @@ def block_mega(hidden: int, inner: int) -> Chain:
     body = _reduced("ld_x(k) * ld_x(k)", hidden, size) + (
         f"  let r = inverseSqrt(part[0] / {hidden}.0 + {EPS});\n"
         f"  for (var j = l; j < {inner}u; j += {size}u) {{\n    var a = 0.0;\n    var b = 0.0;\n"
-        f"    {dot} b += v * ld_up(j * {hidden}u + k); }}\n    h[j] = a / (1.0 + exp(-a)) * b;\n  }}\n  workgroupBarrier();\n"
+        f"    {dot} b += v * ld_up(j * {hidden}u + k); }}\n    h[j] = a / (1.0 + exp(-a)) * b;\n  }}\n"
+        "  workgroupBarrier();\n"
         f"  for (var j = l; j < {hidden}u; j += {size}u) {{\n    var d = ld_x(j);\n"
         f"    for (var k = 0u; k < {inner}u; k++) {{ d += h[k] * ld_down(j * {inner}u + k); }}\n    st_o(j, d);\n  }}"
     )
