@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +20,16 @@ import torch
 from .. import _C
 from ..compiler.executor import CompiledGraph, recorded
 from ..errors import LimitError
-from .fusion_cases import Case, as_one
+from ..runtime import device
+from .fusion_cases import Case, WrongResultError, as_one
 from .interleave import interleaved
 from .names import DISPATCHES, SUBMITS, WALL
-from .schema import Measurement, Parameter, Quantity
+from .recorder import Recorder
+from .schema import Absence, Measurement, Parameter, Quantity
 
 LEVELS = ("none", "pointwise", "full")
 TOGETHER, APART = "one a call", "one a dispatch"
 _INTERVAL, _MOST = 64, 1024  # launches a submit: as the device does by itself, and so many that a call is never cut
-
-
-class WrongResultError(RuntimeError):
-    """A variant computes something else than the reference; it is not timed."""
 
 
 @dataclass(frozen=True)
@@ -191,27 +190,17 @@ class FusionBench:
     """Measures cases; what is there already is left as it is."""
 
     def __init__(
-        self,
-        add: Callable[[Measurement], None],
-        has: Callable[[Quantity], bool],
-        absent: Callable[[Case, str, str], None],
-        warmup: int,
-        runs: int,
-        many: int,
-        progress: Callable[[], None] = lambda: None,
+        self, recorder: Recorder, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None
     ) -> None:
         """
         Args:
-            add: keeps a measurement.
-            has: whether one of the quantity is kept.
-            absent: told of what cannot be measured here: the case, the variant's name, the reason.
             warmup: samples of each variant before those that count.
             runs: samples that count.
             many: calls of the mode with one wait for many.
             progress: called after each sample.
         """
-        self._add, self._has, self._absent = add, has, absent
-        self.warmup, self.runs, self.many, self._progress = warmup, runs, many, progress
+        self._recorder, self._progress = recorder, progress
+        self.warmup, self.runs, self.many = warmup, runs, many
 
     def run(self, case: Case, target: int, kind: str = "webgpu") -> None:
         """Checks, counts and times every variant of a case on a target.
@@ -220,7 +209,7 @@ class FusionBench:
             WrongResultError: for a variant with a wrong result.
         """
         with torch.no_grad():
-            found = variants(case, lambda n, why: self._absent(case, n, why)) if kind == "webgpu" else cuda_variants(case)
+            found = variants(case, partial(self._absent, case)) if kind == "webgpu" else cuda_variants(case)
             expected = case.expected()
             for variant in found:
                 check(case, variant.name, variant.call(), expected)
@@ -229,6 +218,19 @@ class FusionBench:
                 if kind != "webgpu" and mode.submits == APART:
                     continue
                 self._time(case, found, mode, target, kind)
+
+    def _absent(self, case: Case, method: str, reason: str) -> None:
+        name = device().adapter.implementation
+        self._recorder.absent(
+            Absence(
+                experiment="fusion",
+                workload=case.name,
+                method=method,
+                implementation=name,
+                parameters=dict(case.parameters),
+                reason=reason,
+            )
+        )
 
     def _quantity(self, case: Case, method: str, metric: str, target: int, more: dict[str, Parameter]) -> Quantity:
         return Quantity(
@@ -242,7 +244,7 @@ class FusionBench:
 
     def _count(self, case: Case, variant: Variant, target: int, kind: str) -> None:
         quantity = self._quantity(case, variant.name, DISPATCHES, target, {})
-        if self._has(quantity):
+        if self._recorder.has(quantity):
             return
         if kind == "webgpu":
             with submit_interval(_MOST):
@@ -250,7 +252,9 @@ class FusionBench:
             self._keep(self._quantity(case, variant.name, SUBMITS, target, {}), [float(submits)], "count")
             self._keep(quantity, [float(dispatches)], "count")
         else:
-            self._keep(quantity, [float(cuda_kernels(variant.call))], "count", notes=["kernels, as the profiler counts them"])
+            self._keep(
+                quantity, [float(cuda_kernels(variant.call))], "count", notes=["kernels, as the profiler counts them"]
+            )
 
     def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str) -> None:
         quantities = {
@@ -258,13 +262,13 @@ class FusionBench:
             for v in found
             if not (v.replay and mode.submits == APART)
         }
-        if all(self._has(q) for q in quantities.values()):
+        if all(self._recorder.has(q) for q in quantities.values()):
             return
         timed = {v.name: self._sampler(v, mode, kind) for v in found if v.name in quantities}
         with submit_interval(1 if mode.submits == APART else _MOST):
             samples = interleaved(timed, self.warmup, self.runs, progress=self._progress)
         for name, taken in samples.items():
-            if not self._has(quantities[name]):
+            if not self._recorder.has(quantities[name]):
                 self._keep(quantities[name], taken.values, "us", taken.warmup)
 
     def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], float]:
@@ -286,5 +290,6 @@ class FusionBench:
     def _keep(
         self, quantity: Quantity, samples: list[float], unit: Any, warmup: Sequence[float] = (), notes: Sequence[str] = ()
     ) -> None:
-        self._add(Measurement(**quantity.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=list(notes)))
-
+        self._recorder.add(
+            Measurement(**quantity.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=list(notes))
+        )

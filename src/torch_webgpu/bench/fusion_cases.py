@@ -17,6 +17,10 @@ Tensors = dict[str, torch.Tensor]
 Function = Callable[..., Any]
 
 
+class WrongResultError(RuntimeError):
+    """A variant computes something else than the reference; it is not timed."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One computation.
@@ -160,9 +164,7 @@ def projections_case(width: int, each: int) -> Case:
     return Case("k and v", {"width": width, "each": each}, inputs, _k_and_v, chains, by_hand_inputs=hand)
 
 
-def _k_and_v(
-    x: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, bk: torch.Tensor, bv: torch.Tensor
-) -> torch.Tensor:
+def _k_and_v(x: torch.Tensor, wk: torch.Tensor, wv: torch.Tensor, bk: torch.Tensor, bv: torch.Tensor) -> torch.Tensor:
     """Side by side, which costs PyTorch a launch: a graph's separate results cannot share a buffer."""
     return torch.cat((F.linear(x, wk, bk), F.linear(x, wv, bv)), -1)
 

@@ -155,10 +155,14 @@ def _gate_up(x: str, hidden: int, inner: int) -> Kernel:
         "    if (l < s) { pair[l] += pair[l + s]; }\n    workgroupBarrier();\n  }\n"
         f"  if (l == 0u && g < {inner}u) {{ let v = pair[0]; st_h(g, v.x / (1.0 + exp(-v.x)) * v.y); }}"
     )
-    return Kernel("gate, up, silu, mul", ["gate", "up", x], "h", body, inner, 64, "var<workgroup> pair: array<vec2<f32>, 64>;")
+    return Kernel(
+        "gate, up, silu, mul", ["gate", "up", x], "h", body, inner, 64, "var<workgroup> pair: array<vec2<f32>, 64>;"
+    )
 
 
-def mlp_7(hidden: int, inner: int, x: str = "x", first: Sequence[Kernel] = (), more: Mapping[str, int] | None = None) -> Chain:
+def mlp_7(
+    hidden: int, inner: int, x: str = "x", first: Sequence[Kernel] = (), more: Mapping[str, int] | None = None
+) -> Chain:
     """A gated MLP with residual, a launch an op: gate, up, sigmoid, ·, ·, down, +."""
     kernels = [
         *first,
@@ -184,7 +188,9 @@ def mlp_3(hidden: int, inner: int) -> Chain:
     return Chain(kernels, {"h": inner, "d": hidden}, [1, hidden])
 
 
-def mlp_2(hidden: int, inner: int, x: str = "x", first: Sequence[Kernel] = (), more: Mapping[str, int] | None = None) -> Chain:
+def mlp_2(
+    hidden: int, inner: int, x: str = "x", first: Sequence[Kernel] = (), more: Mapping[str, int] | None = None
+) -> Chain:
     """Gate, up, SiLU and product in one launch; down and residual in another."""
     kernels = [*first, _gate_up(x, hidden, inner), _product("down", "down", "h", "o", hidden, inner, residual="x")]
     return Chain(kernels, {"h": inner, **(more or {})}, [1, hidden])

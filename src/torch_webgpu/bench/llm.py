@@ -55,6 +55,29 @@ class Settings:
     runs: int = 30
     layers: int | None = None
 
+    def reduced(self) -> Settings:
+        """What shows in a short time whether it works: the smallest model that was asked for, one level, a short context."""
+        small = tuple(m for m in self.models if self.path or not m.startswith("Qwen2.5")) or self.models
+        return replace(self, models=small[:1], levels=self.levels[-1:], dtypes=self.dtypes[:1], contexts=(16,))
+
+    def check(self) -> None:
+        """Whether the contexts fit the models, and the model is there, before anything is started.
+
+        Raises:
+            ModelError: for a context that does not fit a model's positions, or a path without a model.
+        """
+        from ..llm import ModelError
+        from .models import positions_of
+
+        for model in self.models:
+            most = positions_of(model, self.path)
+            for context in self.contexts if "modern" in self.protocols else ():
+                if most is not None and context + self.new + 1 > most:
+                    raise ModelError(
+                        f"{model}: a context of {context} and {self.new} new tokens do not fit its {most} positions; "
+                        f"--contexts may go up to {most - self.new - 1}."
+                    )
+
 
 def jobs(s: Settings) -> Iterator[Job]:
     """All that is to be measured, in order."""

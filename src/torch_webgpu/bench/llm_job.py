@@ -320,7 +320,9 @@ class Measured:
         else:
             kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             scale = 1 if sys.platform == "darwin" else 1024
-            self.keep(MEMORY, "bytes", [float(kib * scale)], prompt, note="the process's largest resident set, loading included")
+            self.keep(
+                MEMORY, "bytes", [float(kib * scale)], prompt, note="the process's largest resident set, loading included"
+            )
 
 
 def target_of_job(job: Job) -> Target:
@@ -367,7 +369,9 @@ def run(job: Job) -> None:
         most = positions(loaded.model)
         needed = max((*job.contexts, len(loaded.prompt))) + job.new + 1
         if most is not None and needed > most:
-            raise UnsuitableError(f"a context of {needed - job.new - 1} and {job.new} new tokens: the model has {most} positions")
+            raise UnsuitableError(
+                f"a context of {needed - job.new - 1} and {job.new} new tokens: the model has {most} positions"
+            )
         measured = Measured(job, loaded)
         measured.paper() if job.protocol == "paper" else measured.modern()
     except (UnsuitableError, UnavailableError, ModelError, WebGPUError) as e:

@@ -51,10 +51,26 @@ class Loaded:
 
 
 def positions_of(name: str, path: str | None) -> int | None:
-    """Tokens that a model tells apart, where that is known without loading it."""
-    if path is not None or name == SMOLLM2:
-        return None
-    return int(SHAPES[name].get("max_position_embeddings", 32768))
+    """Tokens that a model tells apart, found without loading its weights; None where that would need them.
+
+    Raises:
+        ModelError: for a path without a model.
+    """
+    if path is None:
+        return None if name == SMOLLM2 else int(SHAPES[name].get("max_position_embeddings", 32768))
+    from transformers import AutoConfig
+
+    from ..llm import ModelError
+    from ..llm.load import locate
+
+    source, keywords = locate(path)
+    try:
+        config = AutoConfig.from_pretrained(source, **keywords)
+    except (OSError, ValueError, KeyError) as e:
+        reason = str(e).strip().splitlines()
+        raise ModelError(f"There is no model in {path!r}: {reason[0] if reason else type(e).__name__}") from e
+    found: int | None = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    return found
 
 
 def load_model(name: str, path: str | None, dtype: str, layers: int | None) -> Loaded:

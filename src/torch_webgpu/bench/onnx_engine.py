@@ -141,7 +141,9 @@ class OnnxEngine:
             if self._place == "cpu":
                 raise
             self._place = "cpu"
-            self.notes.append(f"keys and values pass through host memory at each step, since binding failed: {_first_line(e)}")
+            self.notes.append(
+                f"keys and values pass through host memory at each step, since binding failed: {_first_line(e)}"
+            )
             return self._run(ids)
         logits, *self._past = binding.get_outputs()
         return torch.from_numpy(logits.numpy())[:, -1]

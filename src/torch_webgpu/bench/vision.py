@@ -98,7 +98,8 @@ def finished(job: VisionJob, run: Run) -> bool:
     if any(a.model_copy(update={"reason": ""}) == absent for a in run.absent):
         return True
     return any(
-        (m.experiment, m.workload, m.method, m.metric, m.parameters) == ("vision", job.model, job.method, WALL, job.parameters)
+        (m.experiment, m.workload, m.method, m.metric, m.parameters)
+        == ("vision", job.model, job.method, WALL, job.parameters)
         and (run.target_of(m).kind, run.target_of(m).implementation) == (job.device, job.implementation or "torch")
         for m in run.measurements
     )
@@ -149,7 +150,11 @@ def measure(job: VisionJob) -> None:
         largest, off = float(expected.abs().max()), float((found - expected).abs().max())
         if not off <= TOLERANCE[job.dtype] * largest:
             raise UnsuitableError(f"wrong output: off by {off:.3g} where the CPU's reaches {largest:.3g}; not timed")
-        notes = [note, f"off by {off / largest:.1e} of the CPU's largest output in float32", f"picture {list(picture.shape)}"]
+        notes = [
+            note,
+            f"off by {off / largest:.1e} of the CPU's largest output in float32",
+            f"picture {list(picture.shape)}",
+        ]
         samples = []
         for _ in range(job.warmup + job.runs):
             wait(job.device)

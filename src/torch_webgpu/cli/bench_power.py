@@ -41,7 +41,9 @@ def _power(path: Path, name: str | None, tokens: int, how: Any) -> None:
         from .. import _autoload
 
         _autoload()
-        target = _target()
+        from ..bench.targets import webgpu_target
+
+        target = webgpu_target()
         found, why = meters(target.adapter, target.adapter_kind == "cpu")
         for reason in why:
             err.print(f"[yellow]no energy:[/] {escape(reason)}", soft_wrap=True)
@@ -50,18 +52,6 @@ def _power(path: Path, name: str | None, tokens: int, how: Any) -> None:
         measure(recorder, recorder.target(target), decode, found, why, how)
         run = recorder.finish()
     _print(run, [m.covers for m in found])
-
-
-def _target() -> Any:
-    import torch
-
-    from ..bench.schema import Target
-
-    p = torch.get_device_module("webgpu").get_device_properties()
-    kind: Any = p.kind if p.kind in ("discrete", "integrated", "cpu") else "unknown"
-    features = tuple(sorted(p.features))
-    names = {"implementation": p.implementation, "adapter": p.name, "backend": p.backend, "driver": p.driver}
-    return Target(kind="webgpu", adapter_kind=kind, features=features, limits=p.limits, **names)
 
 
 def _decode(name: str | None, tokens: int) -> Any:
