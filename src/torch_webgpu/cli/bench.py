@@ -6,7 +6,7 @@ import typer
 
 from . import bench_models, bench_power, bench_report
 
-app = typer.Typer(help="The instrument: measures, and reports what was measured.", no_args_is_help=True)
+app = typer.Typer(help="The instrument: measures what WebGPU costs, keeps raw samples, and reports.", no_args_is_help=True)
 app.command()(bench_report.report)
 app.command()(bench_report.validate)
 app.command("import")(bench_report.import_)
