@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,3 +94,32 @@ def _show(session: Session, as_json: bool) -> None:
     for text in session.run.notes:
         out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
     out.print(f"[dim]{escape(str(session.recorder.path))}[/]", soft_wrap=True)
+
+
+class Implementation(str, Enum):
+    """WebGPU libraries; ``dawn-null`` is Dawn's driver that does nothing."""
+
+    wgpu = "wgpu"
+    dawn = "dawn"
+    null = "dawn-null"
+
+
+@app.command()
+def dispatch(
+    implementation: Annotated[
+        list[Implementation] | None, typer.Option(help="Only these; repeatable.", show_default="all installed")
+    ] = None,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    folder: Out = RESULTS,
+) -> None:
+    """What a dispatch costs by every way to make it, on every implementation and adapter."""
+    names = sorted({i.value for i in implementation or ()})
+
+    def run(session: Session) -> None:
+        from ..bench.dispatch import dispatch
+
+        dispatch(session, names)
+
+    options = [f"--implementation={name}" for name in names]
+    measure("dispatch", run, quick, as_json, folder, options)
