@@ -181,10 +181,12 @@ def _sweeps(sink: Sink, device: Device, target: int, title: str) -> None:
 
     room = device.handle.limits["maxStorageBuffersPerShaderStage"]
     kernels: list[tuple[dict[str, Any], Kernel]] = [({"uniform": True}, Kernel(uniform=True))]
+    more: dict[str, Any]
     for name, values in SWEEPS.items():
         for value in values[-1:] if sink.quick else values:
             if name != "bindings" or value <= room:
-                kernels.append(({name: value}, Kernel(**{name: value})))
+                more = {name: value}
+                kernels.append((more, Kernel(**more)))
     loops = [(parameters, Loop(device, kernel)) for parameters, kernel in kernels]
     cells = [
         _cell(loop, method, n, parameters)

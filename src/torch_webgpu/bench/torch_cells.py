@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -53,7 +54,7 @@ def eager_cells(device: str, counts: Sequence[int], check: bool = True) -> list[
     if check:
         _expect("x + 1.0 op by op", chain(7), 7)
     return [
-        Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), lambda n=n: timed(device, lambda: chain(n)))
+        Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), partial(lambda n: timed(device, lambda: chain(n)), n))
         for n in counts
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import wgpu
@@ -98,7 +99,7 @@ def python_cells(adapter: AdapterInfo, counts: Sequence[int]) -> list[Cell]:
         loop.timed(way, 3)
     loop.verify()
     return [
-        Cell("increment", f"{PREFIX}{name}", {"n": n}, ("wall", "host"), lambda way=way, n=n: loop.timed(way, n))
+        Cell("increment", f"{PREFIX}{name}", {"n": n}, ("wall", "host"), partial(loop.timed, way, n))
         for name, way in ways.items()
         for n in counts
     ]
