@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .targets import wait
+from .places import wait
 
 
 class Engine(Protocol):

@@ -20,14 +20,16 @@ import torch
 from .. import _C
 from ..compiler.executor import CompiledGraph, recorded
 from ..errors import LimitError
-from ..runtime import device
-from .fusion_cases import Case, WrongResultError, as_one
+from .fusion_cases import Case, WrongResultError, as_one, cases
 from .interleave import interleaved
 from .names import DISPATCHES, SUBMITS, WALL
-from .recorder import Recorder
-from .schema import Absence, Measurement, Parameter, Quantity
+from .places import missing
+from .schema import Measurement, Parameter, Quantity
+from .session import Session, Sink, samples, warmups
+from .targets import torch_target
 
 LEVELS = ("none", "pointwise", "full")
+MANY, MANY_QUICK = 50, 5  # calls of the mode with one wait for many
 TOGETHER, APART = "one a call", "one a dispatch"
 _INTERVAL, _MOST = 64, 1024  # launches a submit: as the device does by itself, and so many that a call is never cut
 
@@ -113,7 +115,7 @@ def variants(case: Case, absent: Callable[[str, str], None]) -> list[Variant]:
     found = []
     for name, make in case.chains.items():
         try:
-            found.append(Variant(name, lambda chain=make(): chain(**hand)))  # type: ignore[misc]
+            found.append(Variant(name, partial(make(), **hand)))
         except LimitError as e:
             absent(name, str(e))
     for name, function in {"eager": case.function, **case.others}.items():
@@ -189,9 +191,7 @@ def cuda_kernels(call: Callable[[], Any]) -> int:
 class FusionBench:
     """Measures cases; what is there already is left as it is."""
 
-    def __init__(
-        self, recorder: Recorder, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, sink: Sink, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             warmup: samples of each variant before those that count.
@@ -199,14 +199,14 @@ class FusionBench:
             many: calls of the mode with one wait for many.
             progress: called after each sample.
         """
-        self._recorder, self._progress = recorder, progress
+        self._sink, self._progress = sink, progress
         self.warmup, self.runs, self.many = warmup, runs, many
 
     def run(self, case: Case, target: int, kind: str = "webgpu") -> None:
         """Checks, counts and times every variant of a case on a target.
 
         Raises:
-            WrongResultError: for a variant with a wrong result.
+            WrongResultError: for a variant with a wrong result; what was measured of the others before stays.
         """
         with torch.no_grad():
             found = variants(case, partial(self._absent, case)) if kind == "webgpu" else cuda_variants(case)
@@ -220,17 +220,7 @@ class FusionBench:
                 self._time(case, found, mode, target, kind)
 
     def _absent(self, case: Case, method: str, reason: str) -> None:
-        name = device().adapter.implementation
-        self._recorder.absent(
-            Absence(
-                experiment="fusion",
-                workload=case.name,
-                method=method,
-                implementation=name,
-                parameters=dict(case.parameters),
-                reason=reason,
-            )
-        )
+        self._sink.note(f"{case.title}, {method}: {reason}")
 
     def _quantity(self, case: Case, method: str, metric: str, target: int, more: dict[str, Parameter]) -> Quantity:
         return Quantity(
@@ -244,7 +234,7 @@ class FusionBench:
 
     def _count(self, case: Case, variant: Variant, target: int, kind: str) -> None:
         quantity = self._quantity(case, variant.name, DISPATCHES, target, {})
-        if self._recorder.has(quantity):
+        if self._sink.has(quantity):
             return
         if kind == "webgpu":
             with submit_interval(_MOST):
@@ -262,13 +252,13 @@ class FusionBench:
             for v in found
             if not (v.replay and mode.submits == APART)
         }
-        if all(self._recorder.has(q) for q in quantities.values()):
+        if all(self._sink.has(q) for q in quantities.values()):
             return
         timed = {v.name: self._sampler(v, mode, kind) for v in found if v.name in quantities}
         with submit_interval(1 if mode.submits == APART else _MOST):
-            samples = interleaved(timed, self.warmup, self.runs, progress=self._progress)
-        for name, taken in samples.items():
-            if not self._recorder.has(quantities[name]):
+            found_samples = interleaved(timed, self.warmup, self.runs, progress=self._progress)
+        for name, taken in found_samples.items():
+            if not self._sink.has(quantities[name]):
                 self._keep(quantities[name], taken.values, "us", taken.warmup)
 
     def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], float]:
@@ -290,6 +280,33 @@ class FusionBench:
     def _keep(
         self, quantity: Quantity, samples: list[float], unit: Any, warmup: Sequence[float] = (), notes: Sequence[str] = ()
     ) -> None:
-        self._recorder.add(
+        self._sink.add(
             Measurement(**quantity.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=list(notes))
         )
+
+
+def run_all(session: Session, implementations: Sequence[str], only: str = "") -> None:
+    """Measures all cases on each implementation of WebGPU and on CUDA, each in a process of its own."""
+    request = {"only": only}
+    for name in implementations:
+        more = {"kind": "webgpu", "title": f"fusion on {name}"}
+        session.work("fusion:measure", request | more, {"TORCH_WEBGPU_IMPL": name})
+    if (why := missing("cuda")) is not None:
+        session.note(f"no control on CUDA: {why}")
+    else:
+        session.work("fusion:measure", request | {"kind": "cuda", "title": "fusion on CUDA"}, {})
+
+
+def measure(request: dict[str, Any], sink: Sink) -> None:
+    """All cases on one device; for ``worker``."""
+    kind = request["kind"]
+    place = torch_target(kind)
+    target, small = sink.target(place), place.adapter_kind == "cpu"
+    made = [case for make in cases(sink.quick, small) if request["only"] in (case := make()).name]
+    bench = FusionBench(sink, warmups(sink.quick), samples(sink.quick), MANY_QUICK if sink.quick else MANY)
+    for i, case in enumerate(made):
+        sink.progress(f"{request['title']}: {case.title}", i, len(made))
+        try:
+            bench.run(case, target, kind)
+        except WrongResultError as e:
+            sink.note(str(e))

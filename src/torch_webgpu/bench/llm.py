@@ -6,10 +6,9 @@ with and without a cache, in float32. ``modern``: prefill and decode apart, at s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .child import run_child
 from .llm_job import (
     COMPILED,
     EAGER,
@@ -18,11 +17,11 @@ from .llm_job import (
     INDUCTOR,
     ONNX,
     Job,
-    to_json,
 )
 from .names import RATE
-from .recorder import Recorder
-from .schema import Absence, Measurement, Run
+from .places import missing
+from .schema import Run
+from .session import Session
 
 LEVELS = ("none", "pointwise", "full")
 PROTOCOLS = ("paper", "modern")
@@ -131,50 +130,26 @@ def _modern(s: Settings, base: Job) -> Iterator[Job]:
 
 
 def finished(job: Job, run: Run) -> bool:
-    """Whether a run has all of a job: a rate at each context, or why there is none."""
-    if any(_same_job(a, job, a.implementation) and a.parameters.get("device") == job.device for a in run.absent):
-        return True
-    found = [m for m in run.measurements if m.metric == RATE and _same_job(m, job, run.target_of(m).implementation)]
-    found = [m for m in found if run.target_of(m).kind == job.device]
-    if job.protocol == "paper":
-        return bool(found)
-    return {m.parameters["prompt"] for m in found} >= set(job.contexts)
+    """Whether a run has a rate of the job, at each of its contexts."""
+    implementation = job.implementation or (ONNX if job.method == ONNX else "torch")
+    wanted, optional = job.parameters, ("fusion", "quantize", "layers")
+    prompts = set()
+    for m in run.measurements:
+        target = run.target_of(m)
+        what = (m.experiment, m.workload, m.method, m.metric, target.implementation, target.kind)
+        same = all(m.parameters.get(k) == wanted.get(k) for k in (*wanted, *optional))
+        if same and what == ("llm", job.model, job.method, RATE, implementation, job.device):
+            prompts.add(m.parameters["prompt"])
+    return prompts >= set(job.contexts) if job.contexts else bool(prompts)
 
 
-def _same_job(found: Measurement | Absence, job: Job, implementation: str) -> bool:
-    wanted = job.implementation or (ONNX if job.method == ONNX else "torch")
-    if (found.experiment, found.workload, found.method, implementation) != ("llm", job.model, job.method, wanted):
-        return False
-    optional = ("fusion", "quantize", "layers")
-    return all(found.parameters.get(k) == v for k, v in job.parameters.items()) and not any(
-        k in found.parameters and k not in job.parameters for k in optional
-    )
-
-
-def measure(job: Job, recorder: Recorder, limit: float | None = None) -> str | None:
-    """Runs a job in a process of its own and records what it finds.
-
-    Args:
-        limit: seconds after which it is ended.
-
-    Returns:
-        Why it was not measured, or None.
-    """
-    module = "torch_webgpu.bench.llm_job"
-    return run_child(module, to_json(job), job.environment(), recorder, job.absence, limit)
-
-
-def run_all(
-    settings: Settings,
-    recorder: Recorder,
-    begin: Callable[[int, int, Job], None] = lambda i, n, job: None,
-    done: Callable[[Job, str | None], None] = lambda job, reason: None,
-    limit: float | None = None,
-) -> Sequence[Job]:
-    """Measures every job that the run lacks; returns all of them."""
+def run_all(settings: Settings, session: Session) -> None:
+    """Measures every job that the run lacks; notes why where one cannot be."""
     wanted = list(jobs(settings))
     for i, job in enumerate(wanted):
-        if not finished(job, recorder.run):
-            begin(i, len(wanted), job)
-            done(job, measure(job, recorder, limit))
-    return wanted
+        session.progress(job.title, i, len(wanted))
+        why = missing(job.device) if job.method != ONNX else None
+        if why is not None:
+            session.note(f"{job.title}: {why}")
+        elif not finished(job, session.run):
+            session.work("llm_job:measure", job.request, job.environment())

@@ -1,12 +1,7 @@
-"""One way to run one language model, measured in a process of its own: ``python -m torch_webgpu.bench.llm_job``.
-
-The job comes as JSON on standard input; what is found goes to standard output, a line each, as it is found.
-"""
+"""One way to run one language model, measured in a process of its own (``worker``)."""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import sys
 import time
@@ -14,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .child import UnsuitableError, tell
 from .names import DISPATCHES, MEMORY, RATE, TOKEN, TTFT
-from .schema import Absence, Measurement, Parameter, Target, Unit
+from .schema import Measurement, Parameter, Quantity, Target, Unit
+from .session import Sink
 
 EAGER, COMPILED, GENERATOR, INDUCTOR, GRAPHS, ONNX = (
     "eager", "compiled", "generator", "torch.compile", "reduce-overhead", "onnxruntime"
@@ -32,8 +27,8 @@ class Job:
         model: of ``models.NAMES``, or what a model given by path is called.
         path: name, folder or file of a model with weights; None for those of ``NAMES``.
         device: ``webgpu``, ``cpu``, ``cuda``, ``mps``: PyTorch's, or ONNX Runtime's.
-        method: ``eager`` (transformers, op by op), ``compiled`` (transformers' loop over a compiled step), ``generator`` (the
-            package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (Inductor and CUDA graphs), ``onnxruntime``.
+        method: ``eager`` (transformers, op by op), ``compiled`` (transformers' loop over a compiled step), ``generator``
+            (the package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (with CUDA graphs), ``onnxruntime``.
         implementation: of WebGPU, for device ``webgpu`` and PyTorch.
         quantize: ``int8``, ``int4``, or empty.
         protocol: ``paper`` or ``modern``.
@@ -70,29 +65,27 @@ class Job:
         parts = [self.implementation or self.device, self.method, self.fusion, self.quantize or self.dtype]
         return f"{self.model}, {self.protocol}: " + ", ".join(p for p in (*parts, f"{self.cache} cache") if p)
 
-    def absence(self, reason: str, **more: Parameter) -> Absence:
-        """That it, or a part of it, could not be measured."""
-        name = self.implementation or (ONNX if self.method == ONNX else "torch")
-        where = {"device": self.device}
-        return Absence(
-            experiment="llm",
-            workload=self.model,
-            method=self.method,
-            implementation=name,
-            parameters={**self.parameters, **where, **more},
-            reason=reason,
-        )
-
     def environment(self) -> dict[str, str]:
         """Variables of its process."""
         settings = {"TORCH_WEBGPU_IMPL": self.implementation, "TORCH_WEBGPU_FUSION": self.fusion}
-        return {**os.environ, **{k: v for k, v in settings.items() if v}}
+        quiet = {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
+        return quiet | {k: v for k, v in settings.items() if v}
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """For its process."""
+        return {**asdict(self), "title": self.title}
+
+
+class UnsuitableError(RuntimeError):
+    """A job cannot be measured here, or computes something wrong; the message says why."""
 
 
 class Measured:
-    """Runs a job; results are told as they come."""
+    """Runs a job; what it measures is kept as it comes."""
 
-    def __init__(self, job: Job, loaded: Any) -> None:
+    def __init__(self, job: Job, loaded: Any, sink: Sink, target: int) -> None:
+        self._sink, self._target = sink, target
         self.job, self.loaded, self.model = job, loaded, loaded.model
         self.notes = [loaded.note]
         self.length = max((*job.contexts, len(loaded.prompt))) + job.new + 1
@@ -100,24 +93,21 @@ class Measured:
     def keep(
         self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None, note: str = ""
     ) -> None:
-        """Tells the parent of samples."""
+        """Keeps samples."""
         notes = [*self.notes, *([note] if note else [])]
         parameters = {**self.job.parameters, "prompt": prompt}
         if not self.loaded.real:
             parameters["weights"] = "random"
-        found = Measurement(
+        about = Quantity(
             experiment="llm",
             workload=self.job.model,
             method=self.job.method,
-            target=0,
+            target=self._target,
             parameters=parameters,
             metric=metric,
-            unit=unit,
-            samples=samples,
-            warmup=warmup or [],
-            notes=notes,
         )
-        tell("measurement", found.model_dump(mode="json"))
+        if not self._sink.has(about):
+            self._sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, warmup=warmup or [], notes=notes))
 
     # ------------------------------------------------------------------------------------------ checks
 
@@ -158,7 +148,7 @@ class Measured:
         import torch
 
         from .engines import greedy
-        from .targets import wait
+        from .places import wait
 
         job, prompt = self.job, torch.tensor([self.loaded.prompt])
         expected, logits = self.reference()
@@ -233,7 +223,7 @@ class Measured:
             self._at(engine, context, device)
 
     def _at(self, engine: Any, context: int, device: str) -> None:
-        from .targets import reset_peak_memory, wait
+        from .places import reset_peak_memory, wait
 
         job, ids = self.job, self.loaded.context(context)
         reset_peak_memory(device)
@@ -268,14 +258,10 @@ class Measured:
         """Puts the model on its device, quantised if it is to be; returns the device whose work is waited for."""
         import torch
 
-        from .targets import missing
-
         job = self.job
         self.expected_logits = logits
         if job.method == ONNX:
             return "cpu"
-        if (why := missing(job.device)) is not None:
-            raise UnsuitableError(why)
         if job.quantize:
             from ..llm import quantize
 
@@ -312,7 +298,7 @@ class Measured:
         return TorchEngine(self.model, job.device, self.length, how[job.method])
 
     def _memory(self, prompt: int, device: str) -> None:
-        from .targets import peak_memory
+        from .places import peak_memory
 
         peak = peak_memory(device)
         if peak is not None:
@@ -327,7 +313,7 @@ class Measured:
 
 def target_of_job(job: Job) -> Target:
     """The target that a job is measured on."""
-    from .targets import missing, target_of
+    from .targets import torch_target
 
     if job.method == ONNX:
         from .onnx_engine import PROVIDERS, UnavailableError, check_provider
@@ -350,46 +336,26 @@ def target_of_job(job: Job) -> Target:
             adapter_kind="cpu" if on_cpu else "unknown",
             backend=PROVIDERS[job.device],
         )
-    if (why := missing(job.device)) is not None:
-        raise UnsuitableError(why)
-    return target_of(job.device)
+    return torch_target(job.device)
 
 
-def run(job: Job) -> None:
-    """Measures a job."""
+def measure(request: dict[str, Any], sink: Sink) -> None:
+    """Measures a job, or keeps a note why not; for ``worker``."""
     from ..errors import WebGPUError
     from ..llm import ModelError
     from ..llm.generator import positions
     from .models import load_model
     from .onnx_engine import UnavailableError
 
+    content = {k: v for k, v in request.items() if k != "title"}
+    job = Job(**{**content, "contexts": tuple(content["contexts"])})
     try:
-        tell("target", target_of_job(job).model_dump(mode="json"))
+        target = sink.target(target_of_job(job))
         loaded = load_model(job.model, job.path, job.dtype, job.layers)
-        most = positions(loaded.model)
-        needed = max((*job.contexts, len(loaded.prompt))) + job.new + 1
-        if most is not None and needed > most:
-            raise UnsuitableError(
-                f"a context of {needed - job.new - 1} and {job.new} new tokens: the model has {most} positions"
-            )
-        measured = Measured(job, loaded)
+        longest, most = max((*job.contexts, len(loaded.prompt))), positions(loaded.model)
+        if most is not None and longest + job.new + 1 > most:
+            raise UnsuitableError(f"a context of {longest} and {job.new} new tokens: the model has {most} positions")
+        measured = Measured(job, loaded, sink, target)
         measured.paper() if job.protocol == "paper" else measured.modern()
     except (UnsuitableError, UnavailableError, ModelError, WebGPUError) as e:
-        tell("absent", job.absence(str(e)).model_dump(mode="json"))
-
-
-def to_json(job: Job) -> str:
-    """For a job's process."""
-    return json.dumps(asdict(job))
-
-
-def from_json(text: str) -> Job:
-    """What ``to_json`` made."""
-    content = json.loads(text)
-    return Job(**{**content, "contexts": tuple(content["contexts"])})
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TQDM_DISABLE", "1")
-    run(from_json(sys.stdin.read()))
+        sink.note(f"{job.title}: {e}")

@@ -54,7 +54,8 @@ class _Flat(torch.nn.Module):
         for i in range(len(past) // 2):
             cache.update(past[2 * i], past[2 * i + 1], i)
         out = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **{self._name: cache})
-        return out.logits, [t for layer in cache.layers for t in (layer.keys, layer.values)]
+        layers: list[Any] = list(cache.layers)
+        return out.logits, [t for layer in layers for t in (layer.keys, layer.values)]
 
 
 def export(model: Any, folder: Path) -> Path:
@@ -120,7 +121,9 @@ class OnnxEngine:
         taken = self._session.get_providers()[0]
         if taken != PROVIDERS[device]:  # it falls back to the CPU by itself
             raise UnavailableError(f"ONNX Runtime {self.version} found no adapter for {PROVIDERS[device]} and took {taken}")
-        self._place, self._past, self.notes = ("gpu" if device == "webgpu" else "cpu"), [], list[str]()
+        self._place = "gpu" if device == "webgpu" else "cpu"
+        self._past: list[Any] = []
+        self.notes: list[str] = []
         self._token = 0
 
     def _value(self, tensor: torch.Tensor) -> Any:

@@ -9,7 +9,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from .environment import environment
-from .schema import Absence, Measurement, Quantity, Run, Target, read, write
+from .schema import Measurement, Quantity, Run, Target, read, write
+
+
+def same_target(a: Target, b: Target) -> bool:
+    """Whether both are the same but for what the clocks did."""
+    return a.model_copy(update={"clocks": {}}) == b.model_copy(update={"clocks": {}})
 
 
 class Recorder:
@@ -47,11 +52,9 @@ class Recorder:
 
     def target(self, target: Target) -> int:
         """The target's number in this run."""
-        same = [
-            t for t in self.run.targets if t.model_copy(update={"clocks": {}}) == target.model_copy(update={"clocks": {}})
-        ]
-        if same:
-            return self.run.targets.index(same[0])
+        for number, known in enumerate(self.run.targets):
+            if same_target(known, target):
+                return number
         self.run.targets.append(target)
         return len(self.run.targets) - 1
 
@@ -70,11 +73,13 @@ class Recorder:
         self._keys.add(measurement.key)
         write(self.run, self.path)
 
-    def absent(self, absence: Absence) -> None:
-        """Notes what could not be measured, once, and writes the file."""
-        if absence not in self.run.absent:
-            self.run.absent.append(absence)
-            write(self.run, self.path)
+    def note(self, text: str) -> bool:
+        """Keeps a note of the whole run; False where it is known already."""
+        if text in self.run.notes:
+            return False
+        self.run.notes.append(text)
+        write(self.run, self.path)
+        return True
 
     def finish(self) -> Run:
         """Marks the run as complete."""

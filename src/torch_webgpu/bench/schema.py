@@ -115,28 +115,13 @@ class Measurement(Quantity):
     notes: list[str] = []
 
 
-class Absence(_Record):
-    """What was asked for and could not be measured, and why.
-
-    Attributes:
-        implementation: as of a target; the target itself may not exist here.
-    """
-
-    experiment: Experiment
-    workload: str
-    method: str
-    implementation: str = ""
-    parameters: dict[str, Parameter] = {}
-    reason: str
-
-
 class Run(_Record):
     """One run of the instrument.
 
     Attributes:
-        absent: what could not be measured.
         complete: False where it was interrupted; what is there was measured in full.
         origin: ``measured`` here or ``imported`` from another instrument's file.
+        notes: what could not be measured, and why.
     """
 
     schema_version: Literal[1] = 1
@@ -148,7 +133,7 @@ class Run(_Record):
     environment: Environment
     targets: list[Target]
     measurements: list[Measurement]
-    absent: list[Absence] = []
+    notes: list[str] = []
 
     @model_validator(mode="after")
     def _targets_exist(self) -> Run:

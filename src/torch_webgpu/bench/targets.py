@@ -1,85 +1,122 @@
-"""The targets that this process can measure on: a webgpu device, the processor, CUDA, MPS."""
+"""What can be measured here: adapters of the WebGPU libraries, Dawn's null driver, and PyTorch's own devices."""
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
 
-import torch
+import psutil
 
 from .environment import cpu_name
 from .schema import Target
 
+if TYPE_CHECKING:
+    from ..runtime.base import AdapterInfo
 
-def webgpu_target() -> Target:
-    """The webgpu device of this process; raises NoAdapterError where there is none."""
-    p = torch.get_device_module("webgpu").get_device_properties()
-    kind: Any = p.kind if p.kind in ("discrete", "integrated", "cpu") else "unknown"
+NULL = "dawn-null"
+_CLOCKS = {"graphics": "clocks.gr", "memory": "clocks.mem", "most graphics": "clocks.max.gr"}
+
+
+def webgpu_target(adapter: AdapterInfo) -> Target:
+    """An adapter of wgpu-native or Dawn, with the version of its wheel."""
+    from .. import runtime
+
+    null = adapter.kind == "null"
+    kinds: dict[str, Any] = {k: k for k in ("discrete", "integrated", "cpu", "null")}
     return Target(
         kind="webgpu",
-        implementation=p.implementation,
-        version=_version({"wgpu": "wgpu", "dawn": "dawn-python"}.get(p.implementation, "")),
-        adapter=p.name,
-        adapter_kind=kind,
-        backend=p.backend,
-        driver=p.driver,
-        features=tuple(sorted(p.features)),
-        limits=p.limits,
+        implementation=NULL if null else adapter.implementation,
+        version=runtime.implementation(adapter.implementation).wheel_version(),
+        adapter=adapter.name,
+        adapter_kind=kinds.get(adapter.kind, "unknown"),
+        backend=adapter.backend,
+        driver=adapter.driver,
+        features=adapter.features,
+        limits=adapter.limits,
+        clocks={} if null else clocks(adapter.name, adapter.kind),
     )
 
 
-def torch_target(device: str) -> Target:
-    """PyTorch's own ``cpu``, ``cuda`` or ``mps``."""
-    kind: Any = device
-    named = {"implementation": "torch", "version": torch.__version__}
-    if device == "cuda":
-        return Target(
-            kind=kind,
-            adapter=torch.cuda.get_device_name(),
-            adapter_kind="discrete",
-            backend=f"CUDA {torch.version.cuda}",
-            **named,  # type: ignore[arg-type]
-        )
-    adapter_kind: Any = "cpu" if device == "cpu" else "integrated"
-    return Target(kind=kind, adapter=cpu_name(), adapter_kind=adapter_kind, **named)  # type: ignore[arg-type]
+def present_target() -> Target:
+    """The adapter that webgpu tensors are on; opens it."""
+    from .. import runtime
+
+    return webgpu_target(runtime.device().adapter)
 
 
-def target_of(device: str) -> Target:
-    """The target of a PyTorch device type."""
-    return webgpu_target() if device == "webgpu" else torch_target(device)
+def cpu_target() -> Target:
+    """PyTorch on the processor."""
+    import torch
+
+    return Target(
+        kind="cpu",
+        implementation="torch",
+        version=torch.__version__,
+        adapter=cpu_name(),
+        adapter_kind="cpu",
+        clocks=clocks("", "cpu"),
+    )
 
 
-def missing(device: str) -> str | None:
-    """Why there is no such device in this process; None where there is one."""
-    if device == "cuda" and not torch.cuda.is_available():
-        return "this PyTorch finds no CUDA device"
-    if device == "mps" and not torch.backends.mps.is_available():
-        return "this PyTorch finds no MPS device (macOS on Apple silicon)"
-    return None
+def cuda_target() -> Target | None:
+    """PyTorch on the present CUDA device; None where there is none."""
+    import torch
 
-
-def wait(device: str) -> None:
-    """Waits for a device's work."""
-    if device != "cpu":
-        torch.get_device_module(device).synchronize()
-
-
-def peak_memory(device: str) -> int | None:
-    """Most bytes in tensors on a device since ``reset_peak_memory``; None where PyTorch does not count them."""
-    if device not in ("webgpu", "cuda"):
+    if not torch.cuda.is_available():
         return None
-    return int(torch.get_device_module(device).max_memory_allocated())
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Target(
+        kind="cuda",
+        implementation="torch",
+        version=torch.__version__,
+        adapter=properties.name,
+        adapter_kind="discrete" if not properties.is_integrated else "integrated",
+        backend="CUDA",
+        driver=f"CUDA {torch.version.cuda}, NVIDIA {_nvidia('driver_version', properties.name) or 'unknown'}",
+        limits={"memory": properties.total_memory},
+        clocks=clocks(properties.name, "discrete"),
+    )
 
 
-def reset_peak_memory(device: str) -> None:
-    """Starts ``peak_memory`` again."""
-    if device in ("webgpu", "cuda"):
-        torch.get_device_module(device).reset_peak_memory_stats()
+def mps_target() -> Target | None:
+    """PyTorch on Apple's GPU; None where there is none."""
+    import torch
+
+    if not torch.backends.mps.is_available():
+        return None
+    return cpu_target().model_copy(update={"kind": "mps", "adapter_kind": "integrated", "backend": "Metal"})
 
 
-def _version(package: str) -> str:
-    from importlib import metadata
+def torch_target(device: str) -> Target:
+    """The target of ``webgpu``, ``cuda``, ``mps`` or ``cpu``; ValueError for what is not here."""
+    known = {"webgpu": present_target, "cuda": cuda_target, "mps": mps_target, "cpu": cpu_target}
+    target = known[device.partition(":")[0]]()
+    if target is None:
+        raise ValueError(f"this PyTorch finds no {device} device here")
+    return target
 
+
+def clocks(name: str, kind: str) -> dict[str, float]:
+    """Clocks (MHz) now: an NVIDIA GPU's by ``nvidia-smi``, or the processor's; empty where they are not told."""
+    if kind == "cpu":
+        frequency = psutil.cpu_freq()
+        return {"cpu": float(frequency.current)} if frequency and frequency.current else {}
+    found = {key: _nvidia(query, name) for key, query in _CLOCKS.items()}
+    return {key: float(value) for key, value in found.items() if value and value.replace(".", "").isdecimal()}
+
+
+def _nvidia(query: str, name: str) -> str | None:
+    """What ``nvidia-smi`` says of the first GPU of that name."""
+    if "nvidia" not in name.lower() or not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", f"--query-gpu=name,{query}", "--format=csv,noheader,nounits"]
     try:
-        return metadata.version(package) if package else ""
-    except metadata.PackageNotFoundError:
-        return ""
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for line in lines:
+        found, _, value = line.partition(",")
+        if found.strip().lower() in name.lower() or name.lower() in found.strip().lower():
+            return value.strip()
+    return None

@@ -1,22 +1,17 @@
-"""``bench vision``: whole vision models, each way to run one in a process of its own; outputs are checked before timing.
-
-``python -m torch_webgpu.bench.vision`` is such a process: the job comes as JSON on its standard input.
-"""
+"""``bench vision``: whole vision models, each way to run one in a process of its own; outputs are checked before timing."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from .child import UnsuitableError, run_child, tell
 from .names import DISPATCHES, MEMORY, WALL
-from .recorder import Recorder
-from .schema import Absence, Measurement, Parameter, Run, Unit
+from .places import missing
+from .schema import Measurement, Parameter, Quantity, Run, Unit
+from .session import Session, Sink
 
 #: Largest difference to float32 on the CPU, relative to its largest output.
 TOLERANCE = {"float32": 1e-3, "float16": 5e-2}
@@ -57,16 +52,15 @@ class VisionJob:
             p for p in (self.implementation or self.device, self.method, self.fusion, self.dtype) if p
         )
 
-    def absence(self, reason: str) -> Absence:
-        """That it could not be measured."""
-        return Absence(
-            experiment="vision",
-            workload=self.model,
-            method=self.method,
-            implementation=self.implementation or "torch",
-            parameters={**self.parameters, "device": self.device},
-            reason=reason,
-        )
+    @property
+    def request(self) -> dict[str, Any]:
+        """For its process."""
+        return {**asdict(self), "title": self.title}
+
+    def environment(self) -> dict[str, str]:
+        """Variables of its process."""
+        settings = {"TORCH_WEBGPU_IMPL": self.implementation, "TORCH_WEBGPU_FUSION": self.fusion}
+        return {"TRANSFORMERS_VERBOSITY": "error"} | {k: v for k, v in settings.items() if v}
 
 
 def jobs(
@@ -93,10 +87,7 @@ def jobs(
 
 
 def finished(job: VisionJob, run: Run) -> bool:
-    """Whether a run has the job's time, or why there is none."""
-    absent = job.absence("")
-    if any(a.model_copy(update={"reason": ""}) == absent for a in run.absent):
-        return True
+    """Whether a run has the job's time."""
     return any(
         (m.experiment, m.workload, m.method, m.metric, m.parameters)
         == ("vision", job.model, job.method, WALL, job.parameters)
@@ -105,37 +96,29 @@ def finished(job: VisionJob, run: Run) -> bool:
     )
 
 
-def run_all(
-    wanted: list[VisionJob],
-    recorder: Recorder,
-    begin: Callable[[int, int, VisionJob], None] = lambda i, n, job: None,
-    done: Callable[[VisionJob, str | None], None] = lambda job, reason: None,
-    limit: float | None = None,
-) -> None:
-    """Measures every job that the run lacks."""
+def run_all(wanted: Sequence[VisionJob], session: Session) -> None:
+    """Measures every job that the run lacks; notes why where one cannot be."""
     for i, job in enumerate(wanted):
-        if finished(job, recorder.run):
-            continue
-        begin(i, len(wanted), job)
-        settings = {"TORCH_WEBGPU_IMPL": job.implementation, "TORCH_WEBGPU_FUSION": job.fusion}
-        environment = {**os.environ, **{k: v for k, v in settings.items() if v}}
-        reason = run_child(__name__, json.dumps(asdict(job)), environment, recorder, job.absence, limit)
-        done(job, reason)
+        session.progress(job.title, i, len(wanted))
+        if (why := missing(job.device)) is not None:
+            session.note(f"{job.title}: {why}")
+        elif not finished(job, session.run):
+            session.work("vision:measure", job.request, job.environment())
 
 
-# ---------------------------------------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------------------------------------- in its process
 
 
-def measure(job: VisionJob) -> None:
-    """Checks and times; tells the parent."""
+def measure(request: dict[str, Any], sink: Sink) -> None:
+    """Checks and times a job; for ``worker``."""
     import torch
 
-    from .targets import missing, peak_memory, reset_peak_memory, target_of, wait
+    from .places import peak_memory, reset_peak_memory, wait
+    from .targets import torch_target
     from .vision_models import load_vision
 
-    if (why := missing(job.device)) is not None:
-        raise UnsuitableError(why)
-    tell("target", target_of(job.device).model_dump(mode="json"))
+    job = VisionJob(**{k: v for k, v in request.items() if k != "title"})
+    keep = partial(_keep, job, sink, sink.target(torch_target(job.device)))
     model, picture, note = load_vision(job.model, job.small)
     with torch.inference_mode():
         expected = model(picture)
@@ -149,7 +132,8 @@ def measure(job: VisionJob) -> None:
         first = time.perf_counter() - start
         largest, off = float(expected.abs().max()), float((found - expected).abs().max())
         if not off <= TOLERANCE[job.dtype] * largest:
-            raise UnsuitableError(f"wrong output: off by {off:.3g} where the CPU's reaches {largest:.3g}; not timed")
+            sink.note(f"{job.title}: wrong output: off by {off:.3g} where the CPU's reaches {largest:.3g}; not timed")
+            return
         notes = [
             note,
             f"off by {off / largest:.1e} of the CPU's largest output in float32",
@@ -162,44 +146,33 @@ def measure(job: VisionJob) -> None:
             call(x)
             wait(job.device)
             samples.append((time.perf_counter() - start) * 1e3)
-        _keep(job, WALL, "ms", samples[job.warmup :], notes, samples[: job.warmup])
-        _keep(job, "first run", "s", [first], ["compiles what is compiled"])
+        keep(WALL, "ms", samples[job.warmup :], notes, samples[: job.warmup])
+        keep("first run", "s", [first], ["compiles what is compiled"])
         if job.device == "webgpu":
             from .fusion import counted
 
-            _keep(job, DISPATCHES, "count", [float(counted(lambda: call(x))[0])], [])
+            keep(DISPATCHES, "count", [float(counted(lambda: call(x))[0])], [])
         if (peak := peak_memory(job.device)) is not None:
-            _keep(job, MEMORY, "bytes", [float(peak)], [])
+            keep(MEMORY, "bytes", [float(peak)], [])
 
 
 def _keep(
-    job: VisionJob, metric: str, unit: Unit, samples: list[float], notes: list[str], warmup: list[float] | None = None
+    job: VisionJob,
+    sink: Sink,
+    target: int,
+    metric: str,
+    unit: Unit,
+    samples: list[float],
+    notes: list[str],
+    warmup: Sequence[float] = (),
 ) -> None:
-    found = Measurement(
+    about = Quantity(
         experiment="vision",
         workload=job.model,
         method=job.method,
-        target=0,
+        target=target,
         parameters=job.parameters,
         metric=metric,
-        unit=unit,
-        samples=samples,
-        warmup=warmup or [],
-        notes=notes,
     )
-    tell("measurement", found.model_dump(mode="json"))
-
-
-def main() -> None:
-    """Reads the job, measures it, or tells why not."""
-    from ..errors import WebGPUError
-
-    job = VisionJob(**json.loads(sys.stdin.read()))
-    try:
-        measure(job)
-    except (UnsuitableError, WebGPUError) as e:
-        tell("absent", job.absence(str(e)).model_dump(mode="json"))
-
-
-if __name__ == "__main__":
-    main()
+    if not sink.has(about):
+        sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=notes))

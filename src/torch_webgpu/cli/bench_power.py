@@ -41,9 +41,9 @@ def _power(path: Path, name: str | None, tokens: int, how: Any) -> None:
         from .. import _autoload
 
         _autoload()
-        from ..bench.targets import webgpu_target
+        from ..bench.targets import present_target
 
-        target = webgpu_target()
+        target = present_target()
         found, why = meters(target.adapter, target.adapter_kind == "cpu")
         for reason in why:
             err.print(f"[yellow]no energy:[/] {escape(reason)}", soft_wrap=True)
