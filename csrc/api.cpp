@@ -8,6 +8,8 @@ namespace webgpu {
 Api api;
 
 void load_api(const std::string& path, bool dawn) {
+  static std::string& loaded = *new std::string;
+  if (path == loaded) return;  // another device of it, whose threads may be calling
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
   TORCH_CHECK(library, "The WebGPU library ", path, " is not loaded: ", dlerror());
   auto bind = [&](auto& slot, const char* name) {
@@ -37,13 +39,18 @@ void load_api(const std::string& path, bool dawn) {
   bind(api.map_async, dawn ? "wgpuBufferMapAsync2" : "wgpuBufferMapAsync");
   bind(api.mapped_range, "wgpuBufferGetConstMappedRange");
   bind(api.unmap, "wgpuBufferUnmap");
+  bind(api.create_query_set, "wgpuDeviceCreateQuerySet");
+  bind(api.resolve_query_set, "wgpuCommandEncoderResolveQuerySet");
+  bind(api.query_set_release, "wgpuQuerySetRelease");
   if (dawn) {
     bind(api.wait_any, "wgpuInstanceWaitAny");
     bind(api.work_done, "wgpuQueueOnSubmittedWorkDone2");
   } else {
     bind(api.device_poll, "wgpuDevicePoll");
     bind(api.submit_for_index, "wgpuQueueSubmitForIndex");
+    bind(api.timestamp_period, "wgpuQueueGetTimestampPeriod");
   }
+  loaded = path;
 }
 
 }  // namespace webgpu

@@ -69,6 +69,30 @@ struct FutureWaitInfo {
   uint32_t completed;
 };
 
+struct QuerySetDescriptor {
+  void* next;
+  StringView label;
+  uint32_t type;  // 2: timestamps
+  uint32_t count;
+};
+
+struct NativeTimestampWrites {  // wgpu-native
+  void* next;
+  Handle set;
+  uint32_t begin, end;
+};
+
+struct DawnTimestampWrites {
+  Handle set;
+  uint32_t begin, end;
+};
+
+struct ComputePassDescriptor {
+  void* next;
+  StringView label;
+  const void* timestamp_writes;  // one of the two
+};
+
 // tests/test_abi.py compares these with what the two wheels declare.
 static_assert(sizeof(StringView) == 16 && offsetof(StringView, data) == 0 && offsetof(StringView, length) == 8);
 static_assert(sizeof(BufferDescriptor) == 48 && offsetof(BufferDescriptor, next) == 0 &&
@@ -87,9 +111,19 @@ static_assert(sizeof(MapCallbackInfo) == 40 && offsetof(MapCallbackInfo, next) =
 static_assert(sizeof(Future) == 8 && offsetof(Future, id) == 0);
 static_assert(sizeof(FutureWaitInfo) == 16 && offsetof(FutureWaitInfo, future) == 0 &&
               offsetof(FutureWaitInfo, completed) == 8);
+static_assert(sizeof(QuerySetDescriptor) == 32 && offsetof(QuerySetDescriptor, next) == 0 &&
+              offsetof(QuerySetDescriptor, label) == 8 && offsetof(QuerySetDescriptor, type) == 24 &&
+              offsetof(QuerySetDescriptor, count) == 28);
+static_assert(sizeof(NativeTimestampWrites) == 24 && offsetof(NativeTimestampWrites, next) == 0 &&
+              offsetof(NativeTimestampWrites, set) == 8 && offsetof(NativeTimestampWrites, begin) == 16 &&
+              offsetof(NativeTimestampWrites, end) == 20);
+static_assert(sizeof(DawnTimestampWrites) == 16 && offsetof(DawnTimestampWrites, set) == 0 &&
+              offsetof(DawnTimestampWrites, begin) == 8 && offsetof(DawnTimestampWrites, end) == 12);
+static_assert(sizeof(ComputePassDescriptor) == 32 && offsetof(ComputePassDescriptor, next) == 0 &&
+              offsetof(ComputePassDescriptor, label) == 8 && offsetof(ComputePassDescriptor, timestamp_writes) == 24);
 
 namespace usage {
-constexpr uint64_t map_read = 1, copy_src = 4, copy_dst = 8, uniform = 64, storage = 128;
+constexpr uint64_t map_read = 1, copy_src = 4, copy_dst = 8, uniform = 64, storage = 128, query_resolve = 512;
 }
 
 struct Api {
@@ -114,9 +148,13 @@ struct Api {
   Future (*map_async)(Handle buffer, uint64_t mode, size_t offset, size_t size, MapCallbackInfo);
   const void* (*mapped_range)(Handle buffer, size_t offset, size_t size);
   void (*unmap)(Handle buffer);
+  Handle (*create_query_set)(Handle device, const QuerySetDescriptor*);
+  void (*resolve_query_set)(Handle encoder, Handle set, uint32_t first, uint32_t count, Handle buffer, uint64_t offset);
+  void (*query_set_release)(Handle);
   // wgpu-native only
   uint64_t (*submit_for_index)(Handle queue, size_t count, const Handle* commands);
   uint32_t (*device_poll)(Handle device, uint32_t wait, const uint64_t* submission);
+  float (*timestamp_period)(Handle queue);
   // Dawn only
   uint32_t (*wait_any)(Handle instance, size_t count, FutureWaitInfo*, uint64_t timeout_ns);
   Future (*work_done)(Handle queue, WorkDoneCallbackInfo);

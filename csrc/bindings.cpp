@@ -6,6 +6,8 @@
 #include "allocator.h"
 #include "device.h"
 #include "generator.h"
+#include "guarded.h"
+#include "loops.h"
 #include "plan.h"
 #include "privateuse1.h"
 #include "queue.h"
@@ -13,34 +15,6 @@
 
 namespace {
 using namespace webgpu;
-
-// Runs `body` without the GIL and turns C++ exceptions into Python ones.
-template <typename F>
-PyObject* guarded(F body) {
-  std::string message;
-  PyObject* type = nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    body();
-  } catch (const c10::IndexError& e) {
-    type = PyExc_IndexError;
-    message = e.what_without_backtrace();
-  } catch (const c10::Error& e) {
-    type = PyExc_RuntimeError;
-    message = e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    type = PyExc_RuntimeError;
-    message = e.what();
-    PyEval_RestoreThread(state);
-    if (PyObject* named = python_type_of(e)) type = named;
-    PyErr_SetString(type, message.c_str());
-    return nullptr;
-  }
-  PyEval_RestoreThread(state);
-  if (!type) Py_RETURN_NONE;
-  PyErr_SetString(type, message.c_str());
-  return nullptr;
-}
 
 PyObject* py_attach(PyObject*, PyObject* args) {
   const char* library;
@@ -242,6 +216,13 @@ PyMethodDef methods[] = {
     {"run_plans", py_run_plans, METH_VARARGS, "run_plans(capsule, args, times) -> outputs of the last replay, or None"},
     {"begin_read", py_begin_read, METH_O, "begin_read(contiguous tensor) -> capsule; submits a copy and does not wait"},
     {"finish_read", py_finish_read, METH_O, "finish_read(capsule) -> bytes; waits for that copy alone; once for each"},
+    {"make_loop", py_make_loop, METH_VARARGS,
+     "make_loop(library, device, queue, instance, dawn, [(pipeline, layout)], bindings, bytes, uniform_bytes, workgroups)"},
+    {"run_loop", py_run_loop, METH_VARARGS,
+     "run_loop(loop, method, n, delay_ns, timestamps) -> (wall, host, gpu, dropped, step), in ns"},
+    {"run_phases", py_run_phases, METH_VARARGS, "run_phases(loop, n) -> ns of each phase, summed"},
+    {"read_loop", py_read_loop, METH_O, "read_loop(loop) -> bytes of the first buffer"},
+    {"clock_cost", py_clock_cost, METH_NOARGS, "ns of one reading of the clock"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},
     {"drain", py_drain, METH_NOARGS, "submits everything recorded"},
     {"flush", py_flush, METH_NOARGS, ""},

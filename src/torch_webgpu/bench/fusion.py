@@ -115,8 +115,7 @@ def variants(case: Case, absent: Callable[[str, str], None]) -> list[Variant]:
     found = []
     for name, make in case.chains.items():
         try:
-            chain = make()
-            found.append(Variant(name, partial(chain, **hand)))
+            found.append(Variant(name, partial(make(), **hand)))
         except LimitError as e:
             absent(name, str(e))
     for name, function in {"eager": case.function, **case.others}.items():
@@ -192,9 +191,7 @@ def cuda_kernels(call: Callable[[], Any]) -> int:
 class FusionBench:
     """Measures cases; what is there already is left as it is."""
 
-    def __init__(
-        self, sink: Sink, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, sink: Sink, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None) -> None:
         """
         Args:
             warmup: samples of each variant before those that count.

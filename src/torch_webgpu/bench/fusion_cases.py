@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -224,19 +225,19 @@ def cases(quick: bool, small: bool) -> Iterator[Callable[[], Case]]:
     """
     full = not quick and not small
     for width in (896, 1536):
-        yield lambda width=width: rms_norm_case(width)
+        yield partial(rms_norm_case, width)
     sizes = [(256, 256)] if quick else [(896, 4864), (1536, 8960)] if full else [(896, 4864)]
     for hidden, inner in sizes:
-        yield lambda h=hidden, i=inner: mlp_case(h, i)
+        yield partial(mlp_case, hidden, inner)
     for hidden, inner in [(256, 256)] if quick else [(256, 256), (896, 256), (896, 2048), (896, 4864)]:
-        yield lambda h=hidden, i=inner: block_case(h, i)
+        yield partial(block_case, hidden, inner)
     for hidden, inner in [(256, 64)] if quick else [(896, 256)]:
-        yield lambda h=hidden, i=inner: silu_case(h, i)
+        yield partial(silu_case, hidden, inner)
     for width, each in [(896, 128)] if quick else [(896, 128), (1536, 256)]:
-        yield lambda w=width, e=each: projections_case(w, e)
+        yield partial(projections_case, width, each)
     shapes = [(67, 64, 33)] if quick else [(256, 256, 256)]
     for m, n, k in [*shapes, (896, 896, 4864), (896, 4864, 896)] if full else shapes:
-        yield lambda m=m, n=n, k=k: matmul_case(m, n, k)
+        yield partial(matmul_case, m, n, k)
     for rows, count in [(1, 1024)] if quick else [(1, 1024), (128, 1024)]:
-        yield lambda r=rows, c=count: softmax_case(r, c)
-    yield lambda: argmax_case(4096 if quick else 151936)
+        yield partial(softmax_case, rows, count)
+    yield partial(argmax_case, 4096 if quick else 151936)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -72,11 +74,15 @@ class Chain:
             args.append((kernel.writes, known[kernel.writes], "w"))
             source = kernel.source()
             groups = (min(kernel.groups, MAX_GROUPS), -(-kernel.groups // MAX_GROUPS), 1)
-            graph.launch(kernel.name, args, _no_words, lambda _, s=source: s, groups, source)
+            graph.launch(kernel.name, args, _no_words, partial(_constant, source), groups, source)
 
     def __call__(self, **tensors: torch.Tensor) -> torch.Tensor:
         """Records the launches; raises KeyError for a tensor that is missing."""
         return self._trial([tensors[name] for name in self.inputs], self._out)
+
+
+def _constant(source: str, _: Any) -> str:
+    return source
 
 
 def _no_words(words: Words) -> None:
@@ -227,8 +233,8 @@ def block_mega(hidden: int, inner: int) -> Chain:
     body = _reduced("ld_x(k) * ld_x(k)", hidden, size) + (
         f"  let r = inverseSqrt(part[0] / {hidden}.0 + {EPS});\n"
         f"  for (var j = l; j < {inner}u; j += {size}u) {{\n    var a = 0.0;\n    var b = 0.0;\n"
-        f"    {dot} b += v * ld_up(j * {hidden}u + k); }}\n    h[j] = a / (1.0 + exp(-a)) * b;\n  }}\n"
-        "  workgroupBarrier();\n"
+        f"    {dot} b += v * ld_up(j * {hidden}u + k); }}\n"
+        f"    h[j] = a / (1.0 + exp(-a)) * b;\n  }}\n  workgroupBarrier();\n"
         f"  for (var j = l; j < {hidden}u; j += {size}u) {{\n    var d = ld_x(j);\n"
         f"    for (var k = 0u; k < {inner}u; k++) {{ d += h[k] * ld_down(j * {inner}u + k); }}\n    st_o(j, d);\n  }}"
     )

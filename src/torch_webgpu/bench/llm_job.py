@@ -28,7 +28,7 @@ class Job:
         path: name, folder or file of a model with weights; None for those of ``NAMES``.
         device: ``webgpu``, ``cpu``, ``cuda``, ``mps``: PyTorch's, or ONNX Runtime's.
         method: ``eager`` (transformers, op by op), ``compiled`` (transformers' loop over a compiled step), ``generator``
-            (the package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (Inductor and CUDA graphs), ``onnxruntime``.
+            (the package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (with CUDA graphs), ``onnxruntime``.
         implementation: of WebGPU, for device ``webgpu`` and PyTorch.
         quantize: ``int8``, ``int4``, or empty.
         protocol: ``paper`` or ``modern``.
@@ -107,8 +107,7 @@ class Measured:
             metric=metric,
         )
         if not self._sink.has(about):
-            values = {"samples": samples, "warmup": warmup or [], "notes": notes}
-            self._sink.add(Measurement(**about.model_dump(), unit=unit, **values))
+            self._sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, warmup=warmup or [], notes=notes))
 
     # ------------------------------------------------------------------------------------------ checks
 

@@ -121,8 +121,9 @@ class OnnxEngine:
         taken = self._session.get_providers()[0]
         if taken != PROVIDERS[device]:  # it falls back to the CPU by itself
             raise UnavailableError(f"ONNX Runtime {self.version} found no adapter for {PROVIDERS[device]} and took {taken}")
-        self._place, self.notes = ("gpu" if device == "webgpu" else "cpu"), list[str]()
+        self._place = "gpu" if device == "webgpu" else "cpu"
         self._past: list[Any] = []
+        self.notes: list[str] = []
         self._token = 0
 
     def _value(self, tensor: torch.Tensor) -> Any:

@@ -116,9 +116,10 @@ def _vit(size: int) -> tuple[nn.Module, str]:
     from transformers import ViTConfig, ViTForImageClassification
 
     small = size < 224
-    sizes = {"hidden_size": 96, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 192}
-    shape: dict[str, Any] = sizes if small else {}
-    config = ViTConfig(image_size=size, num_labels=1000, **shape)
+    shape: dict[str, Any] = {"image_size": size, "num_labels": 1000}
+    if small:
+        shape |= {"hidden_size": 96, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 192}
+    config = ViTConfig(**shape)
     return _Logits(ViTForImageClassification(config)), f"random weights, {config.num_hidden_layers} layers"
 
 
@@ -138,7 +139,7 @@ class _ResBlock(nn.Module):
 
 
 class UNet(nn.Module):
-    """A small UNet: a block at each resolution on the way down, in the middle, and on the way up again."""
+    """A small UNet: a block at each resolution on the way down, in the middle and on the way up."""
 
     def __init__(self, channels: int, levels: int = 3) -> None:
         super().__init__()

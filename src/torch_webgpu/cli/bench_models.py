@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,17 +10,15 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import err, fail, out, quiet, reported
+from .bench_run import RESULTS, AsJson, Out, Quick, extra, measure
+from .console import fail, out, quiet
 
 if TYPE_CHECKING:
     from ..bench.schema import Run
     from ..bench.session import Session
 
-Quick = Annotated[bool, typer.Option(help="Few samples of small sizes, to see whether it works.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result file and nothing else.")]
-Runs = Annotated[int, typer.Option(min=2, help="Samples of each variant.")]
+Runs = Annotated[int, typer.Option(min=2, help="Samples of each way to run a model.")]
 Warmup = Annotated[int, typer.Option(min=0, help="Samples before those, which count in no figure.")]
-Limit = Annotated[float | None, typer.Option(min=1, metavar="SECONDS", help="End any one variant after this.")]
 Implementations = Annotated[str, typer.Option("--impl", help="Implementations of WebGPU, commas between.")]
 IMPLEMENTATIONS = ("wgpu", "dawn")
 
@@ -37,79 +34,28 @@ def chosen(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
     return names
 
 
-@contextmanager
-def measuring(path: Path, quick_run: bool, as_json: bool, show: Callable[[Run], None]) -> Iterator[Session]:
-    """A session that ends with a table (or the file itself as JSON), and says how to go on after an interrupt."""
-    quiet()
-    from ..bench.fusion_cases import WrongResultError
-    from ..bench.session import session
-
-    try:
-        with reported(), session(path, quick_run) as current:
-            yield current
-    except (FileExistsError, ValueError, WrongResultError) as e:
-        raise fail(str(e)) from None
-    run = current.recorder.run
-    if as_json:
-        typer.echo(path.read_text() if path.exists() else "{}", nl=False)
-    else:
-        show(run)
-        _print_absent(run)
-        err.print(f"[dim]{len(run.measurements)} measurements in {escape(str(path))}[/]", soft_wrap=True)
-    if current.interrupted:
-        err.print("[yellow]Interrupted:[/] what was measured is kept; the same command goes on from there.", soft_wrap=True)
-        raise typer.Exit(130)
-
-
-def _print_absent(run: Run) -> None:
-    reasons: dict[str, list[str]] = {}
-    for a in run.absent:
-        size = f" {a.parameters['fusion']}" if "fusion" in a.parameters else ""
-        reasons.setdefault(a.reason, []).append(f"{a.workload} {a.method}{size} ({a.implementation})")
-    for reason, rows in reasons.items():
-        names = ", ".join(dict.fromkeys(rows))
-        shown = names if len(names) < 160 else f"{names[:150]}… ({len(rows)} in all)"
-        err.print(f"[yellow]not measured:[/] {escape(shown)}: {escape(reason)}", soft_wrap=True)
+def _options(**values: Any) -> list[str]:
+    """A command line's options, for the record."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value not in (None, "")]
 
 
 # ---------------------------------------------------------------------------------------------------- fusion
 
 
 def fusion(
-    target: Annotated[Path, typer.Option("--out", help="Result file.")] = Path("fusion.json"),
-    runs: Runs = 30,
-    warmup: Warmup = 5,
-    calls: Annotated[int, typer.Option(min=2, help="Calls of the mode with one wait for many.")] = 50,
+    impl: Implementations = "wgpu,dawn",
     only: Annotated[str, typer.Option(help="Only cases with this in their name.")] = "",
     quick: Quick = False,
     as_json: AsJson = False,
+    folder: Out = RESULTS,
 ) -> None:
     """Parts of a model with few launches and with many, by hand and by the compiler, checked and timed in turn."""
-    with measuring(target, quick, as_json, _fusion_table) as current:
-        _fusion(current, *((3, 1, 3) if quick else (runs, warmup, calls)), only)
-
-
-def _fusion(current: Session, runs: int, warmup: int, calls: int, only: str) -> None:
-    with err.status("Loading PyTorch…") as status:
-        from .. import _autoload
-
-        _autoload()
-        from ..bench.fusion import FusionBench
-        from ..bench.fusion_cases import cases
-        from ..bench.targets import missing, torch_target, webgpu_target
-
-        recorder, webgpu = current.recorder, webgpu_target()
-        bench = FusionBench(recorder, warmup, runs, calls)
-        on = [(webgpu, "webgpu")] + ([] if missing("cuda") else [(torch_target("cuda"), "cuda")])
-        made = [case for make in cases(current.quick, webgpu.adapter_kind == "cpu") if only in (case := make()).name]
-        if not made:
-            raise fail(f"--only: no case has {only!r} in its name.")
-        for i, case in enumerate(made):
-            for place, kind in on:
-                status.update(f"{case.title} on {kind} ({i + 1} of {len(made)})…")
-                bench.run(case, recorder.target(place), kind)
-        if why := missing("cuda"):
-            err.print(f"[dim]no control on CUDA: {escape(why)}[/]", soft_wrap=True)
+    quiet()
+    with extra():
+        from ..bench.fusion import run_all
+    names = chosen(impl, IMPLEMENTATIONS, "--impl")
+    options = _options(impl=impl, only=only)
+    measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, options, _fusion_table)
 
 
 def _fusion_table(run: Run) -> None:
@@ -136,7 +82,7 @@ def _fusion_table(run: Run) -> None:
             table.add_row(*row, number(c.ratio), medians, p_value(c.p), number(c.d))
     out.print(table)
     out.print(
-        "[dim]One wait a call. Gain: of means, over the variant of its kind with the most dispatches; Welch's p, Cohen's d.[/]"
+        "[dim]One wait a call. Gain: of means, over its kind's variant with the most dispatches; Welch's p, Cohen's d.[/]"
     )
 
 
@@ -144,7 +90,6 @@ def _fusion_table(run: Run) -> None:
 
 
 def llm(
-    target: Annotated[Path, typer.Option("--out", help="Result file.")] = Path("llm.json"),
     models: Annotated[str, typer.Option(help="Of Qwen2.5-0.5B, Qwen2.5-1.5B (random weights), SmolLM2-135M, tiny.")] = (
         "Qwen2.5-0.5B,Qwen2.5-1.5B,SmolLM2-135M"
     ),
@@ -159,13 +104,15 @@ def llm(
     layers: Annotated[int | None, typer.Option(min=1, help="The first so many alone, for small machines.")] = None,
     runs: Runs = 30,
     warmup: Warmup = 5,
-    limit: Limit = None,
     quick: Quick = False,
     as_json: AsJson = False,
+    folder: Out = RESULTS,
 ) -> None:
     """Language models: the paper's protocol, and prefill and decode apart, on all that can run them here."""
-    from ..bench.llm import LEVELS, PLACES, PROTOCOLS, Settings
-    from ..bench.models import NAMES
+    quiet()
+    with extra():
+        from ..bench.llm import LEVELS, PLACES, PROTOCOLS, Settings, run_all
+        from ..bench.models import NAMES
 
     settings = Settings(
         models=(Path(model).stem or model,) if model else chosen(models, NAMES, "--models"),
@@ -183,9 +130,16 @@ def llm(
     )
     if quick:
         settings = settings.reduced()
-    with measuring(target, quick, as_json, _models_table) as current:
+    options = _options(
+        models=models if model is None else None, model=model, on=on, impl=impl, protocols=protocols, fusion=fusions,
+        dtypes=dtypes, contexts=contexts, new=new, layers=layers, runs=runs, warmup=warmup,
+    )  # fmt: skip
+
+    def run(session: Session) -> None:
         settings.check()
-        _run_jobs(current, settings, limit)
+        run_all(settings, session)
+
+    measure("llm", run, quick, as_json, folder, options, _models_table)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -193,17 +147,6 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise fail(f"--contexts: {text!r} is no list of numbers of tokens, like 128,512.")
     return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-def _run_jobs(current: Session, settings: Any, limit: float | None) -> None:
-    from ..bench.llm import run_all
-
-    with err.status("…") as status:
-        run_all(settings, current.recorder, _announcer(status), limit=limit)
-
-
-def _announcer(status: Any) -> Callable[[int, int, Any], None]:
-    return lambda i, n, job: status.update(f"{escape(job.title)} ({i + 1} of {n})…")
 
 
 def _models_table(run: Run) -> None:
@@ -231,7 +174,6 @@ def _models_table(run: Run) -> None:
 
 
 def vision(
-    target: Annotated[Path, typer.Option("--out", help="Result file.")] = Path("vision.json"),
     models: Annotated[
         str, typer.Option(help="Of EfficientNet-Lite0, ViT-B/16 and UNet.")
     ] = "EfficientNet-Lite0,ViT-B/16,UNet",
@@ -240,14 +182,15 @@ def vision(
     dtypes: Annotated[str, typer.Option(help="Of float32 and float16.")] = "float32,float16",
     runs: Runs = 30,
     warmup: Warmup = 5,
-    limit: Limit = None,
     quick: Quick = False,
     as_json: AsJson = False,
+    folder: Out = RESULTS,
 ) -> None:
     """Vision models, op by op and compiled, on all that can run them here; outputs are checked first."""
     quiet()
-    from ..bench.vision import PLACES, TOLERANCE, jobs, run_all
-    from ..bench.vision_models import MODELS
+    with extra():
+        from ..bench.vision import PLACES, TOLERANCE, jobs, run_all
+        from ..bench.vision_models import MODELS
 
     wanted = list(
         jobs(
@@ -260,5 +203,5 @@ def vision(
             3 if quick else runs,
         )
     )
-    with measuring(target, quick, as_json, _models_table) as current, err.status("…") as status:
-        run_all(wanted, current.recorder, _announcer(status), limit=limit)
+    options = _options(models=models, on=on, impl=impl, dtypes=dtypes, runs=runs, warmup=warmup)
+    measure("vision", lambda session: run_all(wanted, session), quick, as_json, folder, options, _models_table)

@@ -37,6 +37,9 @@ def reported() -> Iterator[None]:
 
 def _is_users(error: Exception) -> bool:
     """Whether the message alone tells the user what to do."""
+    from .. import _autoload
+
+    _autoload()  # the order of imports matters: torch loads the rest of the package
     from ..errors import LimitError, MissingImplementationError, NoAdapterError, OutOfMemoryError
     from ..llm import ModelError
 

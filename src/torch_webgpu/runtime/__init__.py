@@ -97,16 +97,20 @@ def _pick() -> tuple[Implementation, AdapterInfo]:
     raise failure
 
 
-def start() -> None:
-    """Makes the device. Called by the native core at the first use; later calls do nothing."""
+def start(chosen: tuple[Implementation, AdapterInfo] | None = None) -> None:
+    """Makes the device. Called by the native core at the first use; later calls do nothing.
+
+    Args:
+        chosen: instead of what the environment names.
+    """
     global _device
     with _lock:
         if _device is not None:
             return
-        impl, adapter = _pick()
+        impl, adapter = chosen or _pick()
         limits = dict(SPEC_LIMITS) if config.limits == "default" else {}
         handle = impl.open(adapter, limits, _C.callbacks())
-        if adapter.kind == "cpu" and not config.adapter:
+        if adapter.kind == "cpu" and not (config.adapter or chosen):
             warnings.warn(
                 f"webgpu runs on a CPU rasteriser ({adapter.name}): no GPU was found. Results are right, speed is not "
                 "that of a GPU. Set TORCH_WEBGPU_ADAPTER to choose it on purpose and silence this.",

@@ -32,7 +32,7 @@ class AdapterInfo:
 
     Attributes:
         name: the adapter's own name.
-        kind: ``discrete``, ``integrated``, ``cpu`` or ``unknown``.
+        kind: ``discrete``, ``integrated``, ``cpu`` or ``unknown``; ``null`` is Dawn's driver that does nothing.
         features: those of ``WANTED_FEATURES`` it has.
         limits: its maximum limits, by their WebGPU names.
     """
@@ -67,7 +67,7 @@ class DeviceHandle(Protocol):
         Args:
             code: the WGSL module.
             accesses: one flag a storage binding: True where it is written.
-            uniform_bytes: size of the uniform at the binding after them; it has a dynamic offset.
+            uniform_bytes: size of the uniform at the binding after them; it has a dynamic offset. 0 for none.
 
         Returns:
             Addresses of pipeline and bind group layout. Errors arrive at the uncaptured-error callback.

@@ -47,10 +47,11 @@ def _view(data: ctypes.Array[ctypes.c_char]) -> Any:
     return view
 
 
-def _request(power: int, fallback: bool) -> Any:
+def _request(power: int, fallback: bool, backend: int = 0) -> Any:
     options = w.WGPURequestAdapterOptions()
     options.powerPreference = power
     options.forceFallbackAdapter = fallback
+    options.backendType = backend
     result: dict[str, Any] = {}
 
     def done(status: int, adapter: Any, _message: Any, _user: Any) -> None:
@@ -70,6 +71,30 @@ def _limits_of(handle: Any) -> Any:
     return supported.limits
 
 
+def _describe(handle: Any, index: int) -> AdapterInfo:
+    info = w.WGPUAdapterInfo()
+    w.wgpuAdapterGetInfo(handle, info)
+    limits = _limits_of(handle)
+    null = info.backendType == w.WGPUBackendType_Null
+    return AdapterInfo(
+        implementation=name,
+        index=index,
+        name=_text(info.device),
+        kind="null" if null else _KINDS.get(info.adapterType, "unknown"),
+        backend="Null" if null else _BACKENDS.get(info.backendType, "OpenGL"),
+        driver=_text(info.description),
+        features=tuple(f for f in WANTED_FEATURES if w.wgpuAdapterHasFeature(handle, _FEATURES[f])),
+        limits={key: int(getattr(limits, key)) for key, *_ in limits._fields_ if key.startswith("m")},
+        handle=handle,
+    )
+
+
+def null_adapter() -> AdapterInfo | None:
+    """Dawn's driver that does nothing, which shows what the library itself costs; None where it was built without."""
+    handle = _request(w.WGPUPowerPreference_HighPerformance, False, w.WGPUBackendType_Null)
+    return _describe(handle, 0) if handle else None
+
+
 def adapters() -> list[AdapterInfo]:
     """The adapters that Dawn's preferences lead to (it has no enumeration), the preferred one first."""
     found: list[AdapterInfo] = []
@@ -82,25 +107,21 @@ def adapters() -> list[AdapterInfo]:
         handle = _request(power, fallback)
         if not handle:
             continue
-        info = w.WGPUAdapterInfo()
-        w.wgpuAdapterGetInfo(handle, info)
-        if info.backendType == w.WGPUBackendType_Null:  # offered where there is no driver; it computes nothing
+        adapter = _describe(handle, len(found))
+        if adapter.kind == "null":  # offered where there is no driver; it computes nothing
             continue
-        limits = _limits_of(handle)
-        adapter = AdapterInfo(
-            implementation=name,
-            index=len(found),
-            name=_text(info.device),
-            kind=_KINDS.get(info.adapterType, "unknown"),
-            backend=_BACKENDS.get(info.backendType, "OpenGL"),
-            driver=_text(info.description),
-            features=tuple(f for f in WANTED_FEATURES if w.wgpuAdapterHasFeature(handle, _FEATURES[f])),
-            limits={key: int(getattr(limits, key)) for key, *_ in limits._fields_ if key.startswith("m")},
-            handle=handle,
-        )
         if all((a.name, a.backend) != (adapter.name, adapter.backend) for a in found):
             found.append(adapter)
     return found
+
+
+def _toggles(off: tuple[bytes, ...]) -> Any:
+    names = (ctypes.c_char_p * len(off))(*off)
+    toggles = w.WGPUDawnTogglesDescriptor()
+    toggles.chain.sType = w.WGPUSType_DawnTogglesDescriptor
+    toggles.disabledToggleCount = len(off)
+    toggles.disabledToggles = ctypes.cast(names, type(toggles.disabledToggles))
+    return toggles
 
 
 class Device:
@@ -124,6 +145,8 @@ class Device:
         descriptor.requiredFeatureCount = len(codes)
         descriptor.requiredFeatures = ctypes.cast(features, ctypes.POINTER(w.WGPUFeatureName))
         descriptor.requiredLimits = _pointer(required, w.struct_WGPURequiredLimits)
+        toggles = _toggles(off=(b"timestamp_quantization",))  # else GPU times are multiples of 65 µs
+        descriptor.nextInChain = _pointer(toggles, w.struct_WGPUChainedStruct)
         fields = dict(w.struct_WGPUUncapturedErrorCallbackInfo2._fields_)
         descriptor.uncapturedErrorCallbackInfo2.callback = fields["callback"](callbacks[0])
         lost = dict(f[:2] for f in w.struct_WGPUDeviceLostCallbackInfo2._fields_)
@@ -151,7 +174,7 @@ class Device:
     def _layout(self, accesses: tuple[bool, ...], uniform_bytes: int) -> tuple[Any, Any]:
         key = (accesses, uniform_bytes)
         if key not in self._layouts:
-            entries = (w.WGPUBindGroupLayoutEntry * (len(accesses) + 1))()
+            entries = (w.WGPUBindGroupLayoutEntry * (len(accesses) + bool(uniform_bytes)))()
             for i, entry in enumerate(entries):
                 entry.binding = i
                 entry.visibility = 4
@@ -160,7 +183,7 @@ class Device:
                         w.WGPUBufferBindingType_Storage if accesses[i] else w.WGPUBufferBindingType_ReadOnlyStorage
                     )
                     entry.buffer.minBindingSize = 16  # a vec4 of words; blocks are never smaller
-                else:
+                else:  # the uniform
                     entry.buffer.type = w.WGPUBufferBindingType_Uniform
                     entry.buffer.hasDynamicOffset = 1
                     entry.buffer.minBindingSize = uniform_bytes

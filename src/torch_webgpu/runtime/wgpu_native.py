@@ -125,7 +125,8 @@ class Device:
     def _layout(self, accesses: tuple[bool, ...], uniform_bytes: int) -> tuple[Any, Any]:
         key = (accesses, uniform_bytes)
         if key not in self._layouts:
-            entries = ffi.new("WGPUBindGroupLayoutEntry[]", len(accesses) + 1)
+            count = len(accesses) + bool(uniform_bytes)
+            entries = ffi.new("WGPUBindGroupLayoutEntry[]", count)
             for i, written in enumerate(accesses):
                 entries[i].binding = i
                 entries[i].visibility = 4
@@ -133,14 +134,15 @@ class Device:
                     lib.WGPUBufferBindingType_Storage if written else lib.WGPUBufferBindingType_ReadOnlyStorage
                 )
                 entries[i].buffer.minBindingSize = 16  # a vec4 of words; blocks are never smaller
-            last = entries[len(accesses)]
-            last.binding = len(accesses)
-            last.visibility = 4
-            last.buffer.type = lib.WGPUBufferBindingType_Uniform
-            last.buffer.hasDynamicOffset = 1
-            last.buffer.minBindingSize = uniform_bytes
+            if uniform_bytes:
+                last = entries[len(accesses)]
+                last.binding = len(accesses)
+                last.visibility = 4
+                last.buffer.type = lib.WGPUBufferBindingType_Uniform
+                last.buffer.hasDynamicOffset = 1
+                last.buffer.minBindingSize = uniform_bytes
             descriptor = ffi.new("WGPUBindGroupLayoutDescriptor *")
-            descriptor.entryCount = len(accesses) + 1
+            descriptor.entryCount = count
             descriptor.entries = entries
             group = lib.wgpuDeviceCreateBindGroupLayout(self._device, descriptor)
             groups = ffi.new("WGPUBindGroupLayout[]", [group])
