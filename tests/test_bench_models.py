@@ -186,7 +186,7 @@ def test_the_papers_protocol_and_what_else_is_measured() -> None:
     assert {case.name for case in QUICK.values()} == set(fusion_cases.NAMES) == set(COUNTS)
 
 
-@pytest.mark.parametrize("method", ["generator", "compiled", "eager"])
+@pytest.mark.parametrize("method", ["compiled", "eager"])
 def test_a_model_by_the_papers_protocol(method: str) -> None:
     implementation = device().adapter.implementation
     wanted = replace(TINY, implementations=(implementation,), levels=("full",), protocols=("paper",))
@@ -201,7 +201,7 @@ def test_a_model_by_the_papers_protocol(method: str) -> None:
     assert any("4 of 4 greedy tokens equal" in note for note in rate.notes)
 
 
-@pytest.mark.parametrize(("quantize", "method"), [("", "generator"), ("int4", "generator"), ("", "eager")])
+@pytest.mark.parametrize(("quantize", "method"), [("", "generator"), ("int8", "eager")])
 def test_prefill_and_decode_apart(quantize: str, method: str) -> None:
     implementation = device().adapter.implementation
     dtypes = (quantize or "float32",)
@@ -232,11 +232,27 @@ def test_a_run_goes_on_with_the_jobs_it_lacks(tmp_path: Path) -> None:
     assert not finished(replace(eager, layers=1), recorder.run) and not finished(replace(eager, new=9), recorder.run)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model and its tokenizer as Hugging Face keeps them."""
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: i for i, word in enumerate(["?", *models.PROMPT.split()])}
+    words = Tokenizer(kinds.WordLevel(vocabulary, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path / "model")
+    models.load_model("tiny", None, "float32", None).model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
 @pytest.mark.once
-def test_tokens_of_real_weights_are_the_cpus() -> None:
-    loaded = models.load_model(models.SMOLLM2, None, "float32", 1)
-    assert loaded.real and "first 1 of 30 layers" in loaded.note and len(loaded.prompt) == 5
-    job = next(jobs(replace(TINY, protocols=("paper",), new=6)))
+def test_tokens_of_real_weights_are_the_cpus(folder: Path) -> None:
+    loaded = models.load_model("model", str(folder), "float32", 1)
+    assert loaded.real and loaded.prompt == (1, 2, 3, 4, 5)
+    assert loaded.note == f"weights of {folder}, the first 1 of 2 layers alone"
+    job = next(jobs(replace(TINY, models=("model",), path=str(folder), protocols=("paper",), new=6)))
     measured = llm_job.Measured(job, loaded, Kept(), 0)
     expected, _ = measured.reference()
     with torch.no_grad():
@@ -248,6 +264,7 @@ def test_tokens_of_real_weights_are_the_cpus() -> None:
     halves = llm_job.Measured(replace(job, dtype="float16"), loaded, Kept(), 0)
     halves.check([*expected[:5], expected[5] + 1], expected)
     assert halves.notes[-1] == "5 of 6 greedy tokens equal to the CPU's in float32"
+    assert models.positions_of("model", str(folder)) == 512
 
 
 def test_what_does_not_fit_is_told() -> None:
