@@ -14,6 +14,8 @@ from ..errors import LimitError
 from ..runtime import device
 from . import handwritten as by_hand
 
+NAMES = ("rms_norm", "mlp", "rms_norm and mlp", "matmul and silu", "k and v", "matmul", "softmax", "argmax")
+
 Tensors = dict[str, torch.Tensor]
 Function = Callable[..., Any]
 

@@ -19,6 +19,7 @@ from .llm_job import (
     Job,
 )
 from .names import RATE
+from .onnx_engine import UnavailableError, check_provider
 from .places import missing
 from .schema import Run
 from .session import Session
@@ -148,8 +149,19 @@ def run_all(settings: Settings, session: Session) -> None:
     wanted = list(jobs(settings))
     for i, job in enumerate(wanted):
         session.progress(job.title, i, len(wanted))
-        why = missing(job.device) if job.method != ONNX else None
-        if why is not None:
-            session.note(f"{job.title}: {why}")
+        if (why := _missing(job)) is not None:
+            session.note(why)
         elif not finished(job, session.run):
             session.work("llm_job:measure", job.request, job.environment())
+
+
+def _missing(job: Job) -> str | None:
+    """Why no job of the kind can be measured here, which is said once for all of them."""
+    if job.method == ONNX:
+        try:
+            check_provider(job.device)
+        except UnavailableError as e:
+            return f"no figures of ONNX Runtime on {job.device}: {e}"
+        return None
+    why = missing(job.device)
+    return None if why is None else f"no figures of PyTorch on {job.device}: {why}"

@@ -101,7 +101,7 @@ def run_all(wanted: Sequence[VisionJob], session: Session) -> None:
     for i, job in enumerate(wanted):
         session.progress(job.title, i, len(wanted))
         if (why := missing(job.device)) is not None:
-            session.note(f"{job.title}: {why}")
+            session.note(f"no figures of PyTorch on {job.device}: {why}")
         elif not finished(job, session.run):
             session.work("vision:measure", job.request, job.environment())
 

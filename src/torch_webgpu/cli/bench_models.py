@@ -53,6 +53,9 @@ def fusion(
     quiet()
     with extra():
         from ..bench.fusion import run_all
+        from ..bench.fusion_cases import NAMES
+    if not any(only in name for name in NAMES):
+        raise fail(f"--only: no computation has {only!r} in its name; there are {', '.join(NAMES)}.")
     names = chosen(impl, IMPLEMENTATIONS, "--impl")
     options = _options(impl=impl, only=only)
     measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, options, _fusion_table)
@@ -64,25 +67,27 @@ def _fusion_table(run: Run) -> None:
     from ..bench.results import Results
     from ..bench.stats import summarise
 
-    table = Table("computation", "variant", "dispatches", "median µs", "mean µs", "gain", "of medians", "p", "d", box=None)
-    for column in table.columns[2:]:
-        column.justify = "right"
     for g in groups(Results([(Path("fusion"), run)])):
         if not g.together:
             continue
+        place = g.source.target.implementation if g.source.target.kind == "webgpu" else g.source.target.kind
+        title = f"[bold]{escape(g.title)}, {place}[/]"
+        names = ("variant", "launches", "median µs", "mean", "gain", "of medians", "p", "d")
+        table = Table(*names, box=None, title=title, title_justify="left")
+        for column in table.columns[1:]:
+            column.justify = "right"
         for variant, series in g.times.items():
             s, c = summarise(series.samples), g.compared(variant)
-            place = g.source.target.implementation if g.source.target.kind == "webgpu" else g.source.target.kind
-            row = [f"{g.title}, {place}", variant, str(g.dispatches.get(variant, "–")), number(s.median), number(s.mean)]
+            row = [variant, str(g.dispatches.get(variant, "–")), number(s.median), number(s.mean)]
             if c is None:
                 table.add_row(*row, "–", "–", "–", "–")
                 continue
             turned = (c.ratio - 1) * (c.median_ratio - 1) < 0
             medians = f"[red]{number(c.median_ratio)}[/]" if turned else number(c.median_ratio)
             table.add_row(*row, number(c.ratio), medians, p_value(c.p), number(c.d))
-    out.print(table)
+        out.print(table)
     out.print(
-        "[dim]One wait a call. Gain: of means, over its kind's variant with the most dispatches; Welch's p, Cohen's d.[/]"
+        "[dim]One wait a call. Gain: of means, over its kind's variant with the most launches; Welch's p, Cohen's d.[/]"
     )
 
 
@@ -156,17 +161,25 @@ def _models_table(run: Run) -> None:
     from ..bench.stats import summarise
 
     metrics = {RATE: "tok/s", TTFT: "first token, ms", TOKEN: "token, ms", WALL: "ms", DISPATCHES: "dispatches"}
-    rows: dict[Any, dict[str, str]] = {}
+    tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
     for m in run.measurements:
         if m.metric in metrics:
-            where = f"{run.target_of(m).kind} {run.target_of(m).implementation}"
-            setting = ", ".join(str(v) if k in ("dtype", "quantize") else f"{k} {v}" for k, v in m.parameters.items())
-            rows.setdefault((m.workload, where, m.method, setting), {})[m.metric] = number(summarise(m.samples).median)
-    present = [name for name in metrics if any(name in row for row in rows.values())]
-    table = Table("model", "on", "method", "", *(metrics[name] for name in present), box=None)
-    for key, row in rows.items():
-        table.add_row(*(escape(str(part)) for part in key), *(row.get(name, "–") for name in present))
-    out.print(table)
+            target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache")
+            rest = ", ".join(f"{k} {v}" for k, v in m.parameters.items() if k not in told)
+            values = [f"{m.parameters[k]}{' cache' * (k == 'cache')}" for k in told if k in m.parameters]
+            place = target.implementation if target.kind == "webgpu" else f"{target.implementation} {target.kind}"
+            row = (place, m.method, ", ".join(values))
+            tables.setdefault(f"{m.workload} ({rest})", {}).setdefault(row, {})[m.metric] = number(
+                summarise(m.samples).median
+            )
+    for title, rows in tables.items():
+        present = [name for name in metrics if any(name in row for row in rows.values())]
+        table = Table("on", "method", "", box=None, title=f"[bold]{escape(title)}[/]", title_justify="left")
+        for name in present:
+            table.add_column(metrics[name], justify="right")
+        for key, row in rows.items():
+            table.add_row(*map(escape, key), *(row.get(name, "–") for name in present))
+        out.print(table)
     out.print("[dim]Medians; the file has every sample, and notes.[/]")
 
 
