@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..names import EAGER, HOST, LAYERS, ONE_PASS, PART
 from ..results import Results, Source
 from . import plots
-from .document import Chapter, Estimate, Plot, Table, Text, number
+from .document import Chapter, Estimate, Plot, Table, number
 from .lines import Costs, costs
 
 
@@ -17,7 +17,7 @@ class Stack:
 
     Attributes:
         parts: µs by layer, from the hardware up; small negative ones are noise of a difference.
-        derived: whether they are differences of `bench dispatch` figures, for want of `bench overhead`.
+        derived: whether they are differences of `bench dispatch` figures.
     """
 
     source: Source
@@ -111,9 +111,6 @@ def chapter(results: Results) -> Chapter:
             name = f"{results.label(s.source)}: {s.now.workload}, {s.now.method}" + (f" ({settings})" if settings else "")
             table.add(name, s.now.metric, Estimate.of(s.samples, s.now.unit), "; ".join(s.now.notes))
         chapter.blocks.append(table)
-    if any(s.derived for s in found):
-        chapter.blocks.append(Text("For the layers measured one by one:", "note"))
-        chapter.blocks.append(Text("torch-webgpu bench overhead --out overhead.json", "command"))
     return chapter
 
 
