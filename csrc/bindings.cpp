@@ -19,9 +19,9 @@ using namespace webgpu;
 PyObject* py_attach(PyObject*, PyObject* args) {
   const char* library;
   unsigned long long handle, queue, instance, max_buffer, max_binding;
-  int dawn, debug, threaded;
-  if (!PyArg_ParseTuple(args, "sKKKpppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &max_buffer,
-                        &max_binding)) {
+  int dawn, debug, threaded, computes;
+  if (!PyArg_ParseTuple(args, "sKKKppppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &computes,
+                        &max_buffer, &max_binding)) {
     return nullptr;
   }
   return guarded([&] {
@@ -32,6 +32,7 @@ PyObject* py_attach(PyObject*, PyObject* args) {
     d.dawn = dawn;
     d.debug = debug;
     d.threaded = threaded;
+    d.computes = computes;
     d.limits = {max_buffer, max_binding};
     attach_device(library, d);
   });
@@ -200,7 +201,7 @@ PyObject* py_drain(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"attach", py_attach, METH_VARARGS,
-     "attach(library, device, queue, instance, dawn, debug, threaded, max_buffer, max_binding)"},
+     "attach(library, device, queue, instance, dawn, debug, threaded, computes, max_buffer, max_binding)"},
     {"detach", py_detach, METH_NOARGS, "forgets a lost device; whether there was one"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},

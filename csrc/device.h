@@ -22,6 +22,7 @@ struct Device {
   bool dawn = false;
   bool debug = false;
   bool threaded = true;  // whether the library may be called from several threads
+  bool computes = true;  // false on a driver that does nothing, whose memory means nothing
   Limits limits;
 };
 

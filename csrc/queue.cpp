@@ -144,6 +144,7 @@ void map_and_copy(const Staging& staging, uint64_t bytes, const std::function<vo
 }
 
 void raise_device_error(const uint32_t* words) {
+  if (!device.computes) return;
   auto [class_name, message] = error_table[words[0]];
   int64_t value;
   memcpy(&value, words + 1, 8);

@@ -91,6 +91,7 @@ def dispatch(seed: int = 0) -> Maker:
         make.line(target, names.SEQUENTIAL, slope * 0.93, wait * 0.1, names.HOST)
         make.line(target, names.PASSES, slope * 0.5, wait)
         make.line(target, names.ONE_PASS, slope * 0.17, wait)
+        make.line(target, names.ONE_PASS, slope * 0.1, wait * 0.1, names.HOST)
         if target is not NULL:
             make.line(target, names.EAGER, slope * 0.2 + 4, wait)
             make.line(target, names.PLAN, slope * 0.18, wait)

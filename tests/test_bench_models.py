@@ -23,6 +23,8 @@ from torch_webgpu.cli import app
 from torch_webgpu.errors import LimitError
 from torch_webgpu.runtime import device
 
+pytestmark = pytest.mark.once  # every command checks its results itself, on each implementation, before it times them
+
 TINY = Settings(models=("tiny",), implementations=("wgpu",), new=4, warmup=1, runs=3, contexts=(20,))
 
 

@@ -84,6 +84,7 @@ def attach(
     dawn: bool,
     debug: bool,
     threaded: bool,
+    computes: bool,
     max_buffer: int,
     max_binding: int,
     /,

@@ -8,7 +8,7 @@ UNWAITED = "single-op unwaited"  #: one dispatch timed until the call returns, n
 SEQUENTIAL = "sequential"  #: n submits of one dispatch, one wait
 PASSES = "passes in one submit"  #: n passes of one dispatch, one submit, one wait
 ONE_PASS = "one pass"  #: n dispatches in one pass, one submit, one wait
-EAGER = "torch eager"  #: n calls of a torch op, one wait
+EAGER = "torch eager op"  #: n calls of a torch op, one wait
 PLAN = "compiled plan"  #: a plan of n launches replayed, one wait
 
 # Metrics.

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import WebGPUError
 from .cells import Cell
+from .names import EAGER, PLAN
 
 _WORDS = 256
 WORKLOAD = "increment"
@@ -54,7 +55,7 @@ def eager_cells(device: str, counts: Sequence[int], check: bool = True) -> list[
     if check:
         _expect("x + 1.0 op by op", chain(7), 7)
     return [
-        Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), partial(lambda n: timed(device, lambda: chain(n)), n))
+        Cell(WORKLOAD, EAGER, {"n": n}, ("wall", "host"), partial(lambda n: timed(device, lambda: chain(n)), n))
         for n in counts
     ]
 
@@ -90,7 +91,7 @@ def plan_cells(device: str, counts: Sequence[int], check: bool = True) -> list[C
             raise WebGPUError(f"the compiled plan was to have {n} dispatches, but has {made}")
         if check:
             _expect(f"a compiled plan of {n} dispatches", out, n)
-        return Cell(WORKLOAD, "compiled plan", {"n": n}, ("wall", "host"), lambda: timed(device, run))
+        return Cell(WORKLOAD, PLAN, {"n": n}, ("wall", "host"), lambda: timed(device, run))
 
     for n in counts:
         torch._dynamo.reset()  # else the chains are one function with too many variants

@@ -177,8 +177,8 @@ def _models_table(run: Run) -> None:
         table = Table("on", "method", "", box=None, title=f"[bold]{escape(title)}[/]", title_justify="left")
         for name in present:
             table.add_column(metrics[name], justify="right")
-        for key, row in rows.items():
-            table.add_row(*map(escape, key), *(row.get(name, "–") for name in present))
+        for key, found in rows.items():
+            table.add_row(*map(escape, key), *(found.get(name, "–") for name in present))
         out.print(table)
     out.print("[dim]Medians; the file has every sample, and notes.[/]")
 

@@ -126,6 +126,7 @@ def start(chosen: tuple[Implementation, AdapterInfo] | None = None) -> None:
             impl.name == "dawn",
             config.debug,
             handle.threadsafe,
+            adapter.kind != "null",
             handle.limits["maxBufferSize"],
             handle.limits["maxStorageBufferBindingSize"],
         )

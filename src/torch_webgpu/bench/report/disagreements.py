@@ -11,9 +11,9 @@ from . import fusion, lines, models
 from .document import Answer, Chapter, Estimate, number, p_value
 
 #: What measures that which a file may lack.
-DISPATCH = "torch-webgpu bench dispatch --out dispatch.json"
-FUSION = "torch-webgpu bench fusion --out fusion.json"
-LLM = "torch-webgpu bench llm --out llm.json"
+DISPATCH = "torch-webgpu bench dispatch --out results"
+FUSION = "torch-webgpu bench fusion --out results"
+LLM = "torch-webgpu bench llm --out results"
 POWER = "torch-webgpu bench power --out power.json"
 IMPORT = "torch-webgpu bench import firefox.csv"
 

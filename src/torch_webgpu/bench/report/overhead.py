@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..names import EAGER, HOST, LAYERS, PART, SEQUENTIAL
+from ..names import EAGER, HOST, LAYERS, ONE_PASS, PART
 from ..results import Results, Source
 from . import plots
-from .document import Chapter, Estimate, Plot, Table, Text, number
+from .document import Chapter, Estimate, Plot, Table, number
 from .lines import Costs, costs
 
 
@@ -17,7 +17,7 @@ class Stack:
 
     Attributes:
         parts: µs by layer, from the hardware up; small negative ones are noise of a difference.
-        derived: whether they are differences of `bench dispatch` figures, for want of `bench overhead`.
+        derived: whether they are differences of `bench dispatch` figures.
     """
 
     source: Source
@@ -56,10 +56,13 @@ def _ordered(parts: dict[str, Estimate]) -> dict[str, Estimate]:
 
 
 def _derived(c: Costs, null: Costs | None) -> dict[str, Estimate]:
-    """Differences of slopes: the null driver's is the API, the host's less that the driver's, the rest of wall the GPU's."""
-    wall, host = c.of(SEQUENTIAL), c.of(SEQUENTIAL, HOST) if _has(c, SEQUENTIAL, HOST) else None
+    """Differences of slopes: the null driver's is the API, the host's less that the driver's, the rest of wall the GPU's.
+
+    Launches of one pass are compared, for so a PyTorch op is launched here too, and none has a submit of its own.
+    """
+    wall, host = c.of(ONE_PASS), c.of(ONE_PASS, HOST) if _has(c, ONE_PASS, HOST) else None
     eager = c.of(EAGER, HOST) if _has(c, EAGER, HOST) else c.of(EAGER)
-    api = null.of(SEQUENTIAL) if null else None
+    api = null.of(ONE_PASS) if null else None
     parts: dict[str, Estimate] = {}
     if wall and host:
         parts["GPU and queue"] = _less(wall, host)
@@ -108,9 +111,6 @@ def chapter(results: Results) -> Chapter:
             name = f"{results.label(s.source)}: {s.now.workload}, {s.now.method}" + (f" ({settings})" if settings else "")
             table.add(name, s.now.metric, Estimate.of(s.samples, s.now.unit), "; ".join(s.now.notes))
         chapter.blocks.append(table)
-    if any(s.derived for s in found):
-        chapter.blocks.append(Text("For the layers measured one by one:", "note"))
-        chapter.blocks.append(Text("torch-webgpu bench overhead --out overhead.json", "command"))
     return chapter
 
 
