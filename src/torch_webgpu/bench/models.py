@@ -98,7 +98,7 @@ def load_model(name: str, path: str | None, dtype: str, layers: int | None) -> L
 
 
 def _published(path: str | None, dtype: torch.dtype, layers: int | None) -> Loaded:
-    from ..llm import load
+    from ..llm import ModelError, load
 
     model, tokenizer = load(path, dtype, "cpu")
     note = f"weights of {path or SMOLLM2}"
@@ -109,7 +109,10 @@ def _published(path: str | None, dtype: torch.dtype, layers: int | None) -> Load
             note += f", the first {layers} of {text.num_hidden_layers} layers alone"
         text.num_hidden_layers = layers
         model.model.layers = model.model.layers[:layers]
-    return Loaded(model, tuple(tokenizer(PROMPT).input_ids), True, note)
+    prompt = tuple(tokenizer(PROMPT).input_ids)
+    if not prompt:
+        raise ModelError(f"The tokenizer of {path or SMOLLM2} makes no tokens of {PROMPT!r}.")
+    return Loaded(model, prompt, True, note)
 
 
 def check_layers(layers: int | None, most: int) -> None:
