@@ -237,12 +237,12 @@ def folder(tmp_path: Path) -> Path:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
-    from transformers import Qwen2TokenizerFast
+    from transformers import Qwen2Tokenizer
 
     letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
     words = Tokenizer(BPE(letters, []))
     words.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    Qwen2TokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "model")
+    Qwen2Tokenizer(tokenizer_object=words).save_pretrained(tmp_path / "model")
     models.load_model("tiny", None, "float32", None).model.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 

@@ -95,9 +95,12 @@ def _fusion_table(run: Run) -> None:
 
 
 def llm(
-    models: Annotated[str, typer.Option(help="Of Qwen2.5-0.5B, Qwen2.5-1.5B (random weights), SmolLM2-135M, tiny.")] = (
-        "Qwen2.5-0.5B,Qwen2.5-1.5B,SmolLM2-135M"
-    ),
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Of Qwen2.5-0.5B, Qwen2.5-1.5B (random weights), SmolLM2-135M, tiny.", show_default="all; tiny if quick"
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="One with weights instead: a hub name, folder or GGUF file.")] = None,
     on: Annotated[str, typer.Option(help="Of webgpu, cpu, cuda, mps, onnxruntime.")] = "webgpu,cpu,cuda,mps,onnxruntime",
     impl: Implementations = "wgpu,dawn",
@@ -120,7 +123,7 @@ def llm(
         from ..bench.models import NAMES
 
     settings = Settings(
-        models=(Path(model).stem or model,) if model else chosen(models, NAMES, "--models"),
+        models=(Path(model).stem or model,) if model else _models(models, NAMES, quick),
         path=model,
         implementations=chosen(impl, IMPLEMENTATIONS, "--impl"),
         places=chosen(on, PLACES, "--on"),
@@ -147,6 +150,13 @@ def llm(
     measure("llm", run, quick, as_json, folder, options, _models_table)
 
 
+def _models(names: str | None, known: Sequence[str], quick_run: bool) -> tuple[str, ...]:
+    """What was asked for, or all but the tiny one, which is for quick runs."""
+    if names is not None:
+        return chosen(names, known, "--models")
+    return tuple(name for name in known if (name == "tiny") == quick_run)
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -160,21 +170,23 @@ def _models_table(run: Run) -> None:
     from ..bench.report.document import number
     from ..bench.stats import summarise
 
-    metrics = {RATE: "tok/s", TTFT: "first token, ms", TOKEN: "token, ms", WALL: "ms", DISPATCHES: "dispatches"}
+    metrics = {RATE: "tok/s", TTFT: "first ms", TOKEN: "token ms", WALL: "ms", DISPATCHES: "launches"}
     tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
     for m in run.measurements:
         if m.metric in metrics:
             target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache")
             rest = ", ".join(f"{k} {v}" for k, v in m.parameters.items() if k not in told)
-            values = [f"{m.parameters[k]}{' cache' * (k == 'cache')}" for k in told if k in m.parameters]
+            values = [str(m.parameters[k]) for k in told if k in m.parameters]
             place = target.implementation if target.kind == "webgpu" else f"{target.implementation} {target.kind}"
-            row = (place, m.method, ", ".join(values))
+            row = (place, m.method, " ".join(values))
             tables.setdefault(f"{m.workload} ({rest})", {}).setdefault(row, {})[m.metric] = number(
                 summarise(m.samples).median
             )
     for title, rows in tables.items():
         present = [name for name in metrics if any(name in row for row in rows.values())]
-        table = Table("on", "method", "", box=None, title=f"[bold]{escape(title)}[/]", title_justify="left")
+        table = Table(
+            "on", "method", "dtype, fusion, cache", box=None, title=f"[bold]{escape(title)}[/]", title_justify="left"
+        )
         for name in present:
             table.add_column(metrics[name], justify="right")
         for key, found in rows.items():
