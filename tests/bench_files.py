@@ -98,7 +98,7 @@ def dispatch(seed: int = 0) -> Maker:
             for bindings in (1, 2, 4, 8):
                 make.line(target, names.ONE_PASS, slope * (0.17 + 0.01 * bindings), wait, bindings=bindings)
             for i, phase in enumerate(names.PHASE_ORDER):
-                make.add(target, "dispatch", "empty", names.PHASES, names.HOST, "us", 0.3 + 0.4 * i, phase=phase)
+                make.add(target, "dispatch", "empty", names.PHASES, phase, "us", 0.3 + 0.4 * i)
     make.line(FIREFOX, names.SEQUENTIAL, 200.0, 104_000.0)
     make.add(FIREFOX, "dispatch", "empty", names.WAITED, names.WALL, "us", 104_200.0, n=1)
     make.add(FIREFOX, "dispatch", "empty", names.UNWAITED, names.HOST, "us", 6.0, n=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from torch_webgpu import llm
-from torch_webgpu.bench import fusion, fusion_cases, handwritten, interleave, llm_job, models, vision, vision_models
+from torch_webgpu.bench import cells, fusion, fusion_cases, handwritten, llm_job, models, vision, vision_models
 from torch_webgpu.bench.llm import Settings, finished, jobs
 from torch_webgpu.bench.names import DISPATCHES, MEMORY, RATE, SUBMITS, TOKEN, TTFT, WALL
 from torch_webgpu.bench.onnx_engine import OnnxEngine, UnavailableError, check_provider
@@ -82,7 +83,7 @@ QUICK = {case.title: case for make in fusion_cases.cases(True, True) for case in
 @pytest.mark.parametrize("title", QUICK)
 def test_every_variant_is_right_and_counted(title: str) -> None:
     case, kept = QUICK[title], Kept()
-    fusion.FusionBench(kept, 1, 2, 3).run(case, 0)
+    fusion.FusionBench(kept, 3, (1, 2)).run(case, 0)
     eager, levels, by_hand = COUNTS[case.name]
     counts = kept.of(DISPATCHES)
     assert counts["eager"] == [eager]
@@ -98,7 +99,7 @@ def test_every_variant_is_right_and_counted(title: str) -> None:
     assert apart.keys() == {name for name in counts if not name.startswith(("compiled", "torch.compile"))}
     assert kept.of(WALL, calls=3, submits=fusion.TOGETHER).keys() == counts.keys()
     before = len(kept.found)
-    fusion.FusionBench(kept, 1, 2, 3).run(case, 0)  # an interrupted run that goes on measures nothing twice
+    fusion.FusionBench(kept, 3, (1, 2)).run(case, 0)  # an interrupted run that goes on measures nothing twice
     assert len(kept.found) == before
 
 
@@ -137,7 +138,7 @@ def test_what_computes_something_else_is_not_timed() -> None:
     wrong = replace(case, chains={"by hand, wrong": lambda: handwritten.Chain([kernel], {}, [1, 64])})
     kept = Kept()
     with pytest.raises(fusion_cases.WrongResultError, match=r"rms_norm \(width 64\), by hand, wrong: differs"):
-        fusion.FusionBench(kept, 0, 2, 2).run(wrong, 0)
+        fusion.FusionBench(kept, 2, (0, 2)).run(wrong, 0)
     assert not kept.of(WALL)
     nan = torch.full((1, 64), float("nan"), device="webgpu")
     with pytest.raises(fusion_cases.WrongResultError):
@@ -157,16 +158,17 @@ def test_what_the_device_cannot_hold_is_noted() -> None:
 def test_variants_take_turns() -> None:
     calls: list[str] = []
 
-    def variant(name: str) -> float:
+    def variant(name: str) -> dict[str, float]:
         calls.append(name)
-        return float(len(calls))
+        return {WALL: float(len(calls))}
 
-    names = ("a", "b", "c")
-    found = interleave.interleaved({n: lambda n=n: variant(n) for n in names}, 2, 20)  # type: ignore[misc]
+    names, kept = ("a", "b", "c"), Kept()
+    made = [cells.Cell("turns", name, {}, (WALL,), partial(variant, name)) for name in names]
+    cells.measure(kept, "fusion", 0, made, "turns", (2, 20))
     rounds = [tuple(calls[i : i + 3]) for i in range(0, len(calls), 3)]
     assert all(sorted(r) == list(names) for r in rounds) and len(set(rounds)) > 3
-    assert all(len(s.warmup) == 2 and len(s.values) == 20 for s in found.values())
-    assert sorted(v for s in found.values() for v in s.warmup) == [1, 2, 3, 4, 5, 6]
+    assert all(len(m.warmup) == 2 and len(m.samples) == 20 for m in kept.found) and len(kept.found) == 3
+    assert sorted(v for m in kept.found for v in m.warmup) == [1, 2, 3, 4, 5, 6]
 
 
 # ---------------------------------------------------------------------------------------------------- language models

@@ -20,12 +20,13 @@ import torch
 from .. import _C
 from ..compiler.executor import CompiledGraph, recorded
 from ..errors import LimitError
+from .cells import Cell
+from .cells import measure as sample
 from .fusion_cases import Case, WrongResultError, as_one, cases
-from .interleave import interleaved
 from .names import DISPATCHES, SUBMITS, WALL
 from .places import missing
 from .schema import Measurement, Parameter, Quantity
-from .session import Session, Sink, samples, warmups
+from .session import Session, Sink
 from .targets import torch_target
 
 LEVELS = ("none", "pointwise", "full")
@@ -191,19 +192,16 @@ def cuda_kernels(call: Callable[[], Any]) -> int:
 class FusionBench:
     """Measures cases; what is there already is left as it is."""
 
-    def __init__(self, sink: Sink, warmup: int, runs: int, many: int, progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, sink: Sink, many: int, rounds: tuple[int, int] | None = None) -> None:
         """
         Args:
-            warmup: samples of each variant before those that count.
-            runs: samples that count.
             many: calls of the mode with one wait for many.
-            progress: called after each sample.
+            rounds: see ``cells.measure``.
         """
-        self._sink, self._progress = sink, progress
-        self.warmup, self.runs, self.many = warmup, runs, many
+        self._sink, self._many, self._rounds = sink, many, rounds
 
-    def run(self, case: Case, target: int, kind: str = "webgpu") -> None:
-        """Checks, counts and times every variant of a case on a target.
+    def run(self, case: Case, target: int, kind: str = "webgpu", title: str = "") -> None:
+        """Checks, counts and times every variant of a case on a target; ``title`` is what progress calls it.
 
         Raises:
             WrongResultError: for a variant with a wrong result; what was measured of the others before stays.
@@ -214,75 +212,63 @@ class FusionBench:
             for variant in found:
                 check(case, variant.name, variant.call(), expected)
                 self._count(case, variant, target, kind)
-            for mode in modes(case, self.many):
+            for mode in modes(case, self._many):
                 if kind != "webgpu" and mode.submits == APART:
                     continue
-                self._time(case, found, mode, target, kind)
+                self._time(case, found, mode, target, kind, title or case.title)
 
     def _absent(self, case: Case, method: str, reason: str) -> None:
         self._sink.note(f"{case.title}, {method}: {reason}")
 
-    def _quantity(self, case: Case, method: str, metric: str, target: int, more: dict[str, Parameter]) -> Quantity:
-        return Quantity(
-            experiment="fusion",
-            workload=case.name,
-            method=method,
-            target=target,
-            parameters={**case.parameters, **more},
-            metric=metric,
-        )
-
     def _count(self, case: Case, variant: Variant, target: int, kind: str) -> None:
-        quantity = self._quantity(case, variant.name, DISPATCHES, target, {})
-        if self._sink.has(quantity):
+        def about(metric: str) -> Quantity:
+            return Quantity(
+                experiment="fusion",
+                workload=case.name,
+                method=variant.name,
+                target=target,
+                parameters=dict(case.parameters),
+                metric=metric,
+            )
+
+        if self._sink.has(about(DISPATCHES)):
             return
         if kind == "webgpu":
             with submit_interval(_MOST):
                 dispatches, submits = counted(variant.call)
-            self._keep(self._quantity(case, variant.name, SUBMITS, target, {}), [float(submits)], "count")
-            self._keep(quantity, [float(dispatches)], "count")
+            self._keep(about(SUBMITS), submits)
+            self._keep(about(DISPATCHES), dispatches)
         else:
-            self._keep(
-                quantity, [float(cuda_kernels(variant.call))], "count", notes=["kernels, as the profiler counts them"]
-            )
+            self._keep(about(DISPATCHES), cuda_kernels(variant.call), "kernels, as the profiler counts them")
 
-    def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str) -> None:
-        quantities = {
-            v.name: self._quantity(case, v.name, WALL, target, mode.parameters)
+    def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str, title: str) -> None:
+        parameters = {**case.parameters, **mode.parameters}
+        cells = [
+            Cell(case.name, v.name, parameters, (WALL,), self._sampler(v, mode, kind))
             for v in found
             if not (v.replay and mode.submits == APART)
-        }
-        if all(self._sink.has(q) for q in quantities.values()):
-            return
-        timed = {v.name: self._sampler(v, mode, kind) for v in found if v.name in quantities}
+        ]
         with submit_interval(1 if mode.submits == APART else _MOST):
-            found_samples = interleaved(timed, self.warmup, self.runs, progress=self._progress)
-        for name, taken in found_samples.items():
-            if not self._sink.has(quantities[name]):
-                self._keep(quantities[name], taken.values, "us", taken.warmup)
+            sample(self._sink, "fusion", target, cells, title, self._rounds)
 
-    def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], float]:
+    def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], dict[str, float]]:
         wait = _C.synchronize if kind == "webgpu" else torch.cuda.synchronize
         flush = _C.flush if kind == "webgpu" else lambda: None
         call, calls = variant.call, mode.calls
 
-        def sample() -> float:
+        def once() -> dict[str, float]:
             wait()
             start = time.perf_counter()
             for _ in range(calls):
                 call()
                 flush()
             wait()
-            return (time.perf_counter() - start) / calls * 1e6
+            return {WALL: (time.perf_counter() - start) / calls * 1e6}
 
-        return sample
+        return once
 
-    def _keep(
-        self, quantity: Quantity, samples: list[float], unit: Any, warmup: Sequence[float] = (), notes: Sequence[str] = ()
-    ) -> None:
-        self._sink.add(
-            Measurement(**quantity.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=list(notes))
-        )
+    def _keep(self, quantity: Quantity, count: int, *notes: str) -> None:
+        self._sink.add(Measurement(**quantity.model_dump(), unit="count", samples=[float(count)], notes=list(notes)))
 
 
 def run_all(session: Session, implementations: Sequence[str], only: str = "") -> None:
@@ -303,10 +289,9 @@ def measure(request: dict[str, Any], sink: Sink) -> None:
     place = torch_target(kind)
     target, small = sink.target(place), place.adapter_kind == "cpu"
     made = [case for make in cases(sink.quick, small) if request["only"] in (case := make()).name]
-    bench = FusionBench(sink, warmups(sink.quick), samples(sink.quick), MANY_QUICK if sink.quick else MANY)
+    bench = FusionBench(sink, MANY_QUICK if sink.quick else MANY)
     for i, case in enumerate(made):
-        sink.progress(f"{request['title']}: {case.title}", i, len(made))
         try:
-            bench.run(case, target, kind)
+            bench.run(case, target, kind, f"{request['title']}: {case.title} ({i + 1} of {len(made)})")
         except WrongResultError as e:
             sink.note(str(e))

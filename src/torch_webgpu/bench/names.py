@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+INCREMENT = "increment"  #: the kernel of `bench dispatch`: adds one to every word of a buffer
+
 # Methods of `bench dispatch`; each runs the same kernel n times.
 WAITED = "single-op waited"  #: one dispatch and a wait, n times: what a naive benchmark does
+READ_BACK = "single-op read back"  #: one dispatch whose result is read, n times
 UNWAITED = "single-op unwaited"  #: one dispatch timed until the call returns, n times
 SEQUENTIAL = "sequential"  #: n submits of one dispatch, one wait
 PASSES = "passes in one submit"  #: n passes of one dispatch, one submit, one wait
@@ -27,9 +30,9 @@ SUBMITS = "submits"  #: of one call
 PART = "part"  #: of `bench overhead`: µs of a dispatch that one layer takes; the method is the layer
 
 # Methods of `bench dispatch` that time something else than n dispatches until all are done.
-PHASES = "phases"  #: the calls of one submit one by one; the parameter "phase" names the call
+PHASES = "phases"  #: the calls of one submit one by one; the metric names the call
 PHASE_ORDER = (
-    "encoder_create", "pass_begin", "set_pipeline", "set_bind_group", "dispatch", "pass_end", "encoder_finish", "submit"
+    "encoder", "begin pass", "set pipeline", "set bind group", "dispatch", "end pass", "finish", "submit", "release"
 )  # fmt: skip
 
 # Layers of `bench overhead`, from the hardware up.

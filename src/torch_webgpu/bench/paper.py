@@ -191,6 +191,17 @@ def WAITED(record: Record) -> bool:  # noqa: N802 (a predicate as the ones above
     return _of("dispatch", "single-op,sync-each-op")(record) and not record.what.startswith("64x64")
 
 
+#: Its names of the phases of one dispatch.
+_PHASES = {
+    "encoder": "encoder_create",
+    "begin pass": "pass_begin",
+    "set pipeline": "set_pipeline",
+    "set bind group": "set_bind_group",
+    "end pass": "pass_end",
+    "finish": "encoder_finish",
+}
+
+
 def phase(name: str) -> Callable[[Record], bool]:
-    """Wanted: a phase of one dispatch, by the paper's own name."""
-    return titled("timeline", f"phase {name}")
+    """Wanted: a phase of one dispatch (of ``names.PHASE_ORDER``), or their ``total``."""
+    return titled("timeline", f"phase {_PHASES.get(name, name)}")

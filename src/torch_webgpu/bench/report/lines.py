@@ -6,14 +6,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..names import EAGER, GPU, HOST, ONE_PASS, PASSES, PLAN, SEQUENTIAL, UNWAITED, WAITED, WALL
+from ..names import (
+    EAGER,
+    GPU,
+    HOST,
+    INCREMENT,
+    ONE_PASS,
+    PASSES,
+    PHASES,
+    PLAN,
+    READ_BACK,
+    SEQUENTIAL,
+    UNWAITED,
+    WAITED,
+    WALL,
+)
 from ..results import Results, Series, Source
 from ..stats import Line, fit_line
 from .document import Estimate
 
-ORDER = (WAITED, UNWAITED, SEQUENTIAL, PASSES, ONE_PASS, EAGER, PLAN)
+ORDER = (WAITED, READ_BACK, UNWAITED, SEQUENTIAL, PASSES, ONE_PASS, EAGER, PLAN)
 #: Workloads that a dispatch's own cost is read from, the plainest first.
-_PLAIN = ("empty", "null", "elementwise")
+_PLAIN = (INCREMENT, "empty", "null", "elementwise")
 
 
 @dataclass
@@ -69,7 +83,7 @@ def sweeps(results: Results) -> list[Sweep]:
     found: dict[Any, Sweep] = {}
     for s in results.find("dispatch", unit="us"):
         n = s.parameter("n", 1)
-        if "phase" in s.now.parameters or s.now.metric not in (WALL, HOST, GPU) or not isinstance(n, int) or n < 1:
+        if s.now.method == PHASES or s.now.metric not in (WALL, HOST, GPU) or not isinstance(n, int) or n < 1:
             continue
         setting = tuple(sorted((k, v) for k, v in s.now.parameters.items() if k != "n"))
         key = s.source, s.now.workload, s.now.method, setting
@@ -155,8 +169,8 @@ def phases(results: Results) -> dict[Source, dict[str, Series]]:
     """The calls of one submit, by name."""
     found: dict[Source, dict[str, Series]] = {}
     for s in results.find("dispatch"):
-        if "phase" in s.now.parameters:
-            found.setdefault(s.source, {})[str(s.parameter("phase"))] = s
+        if s.now.method == PHASES:
+            found.setdefault(s.source, {})[s.now.metric] = s
     return found
 
 
