@@ -8,13 +8,13 @@ never worked out from a rated power.
 from __future__ import annotations
 
 import time
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from . import names
 from .meters import Meter
-from .recorder import Recorder
-from .schema import Measurement, Parameter
+from .schema import Measurement, Parameter, Quantity, Unit
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,16 @@ def idle_power(
     return found
 
 
+class _Keeps(typing.Protocol):
+    """What measurements are given to: a ``Sink`` or a ``Recorder``."""
+
+    def has(self, quantity: Quantity) -> bool: ...
+
+    def add(self, measurement: Measurement) -> None: ...
+
+
 def measure(
-    recorder: Recorder, target: int, decode: Decode, meter_list: Sequence[Meter], why: Sequence[str], how: Protocol
+    kept: _Keeps, target: int, decode: Decode, meter_list: Sequence[Meter], why: Sequence[str], how: Protocol
 ) -> None:
     """Measures and records a decode; ``why`` says why other meters have no part in it."""
     for _ in range(how.warmup):
@@ -86,25 +94,25 @@ def measure(
             samples.append((meter.joules() - joules, took, count))
         rates.append(count / took)
     notes = [*decode.notes, *(f"No energy: {reason}." for reason in why)]
-    _keep(recorder, target, decode, names.RATE, "tokens/s", rates, notes)
+    _keep(kept, target, decode, names.RATE, "tokens/s", rates, notes)
     for meter, watts, samples in zip(meter_list, idle, work, strict=True):
         rest = sum(watts) / len(watts)
         more: dict[str, Parameter] = {"meter": meter.name}
         stated = [f"Covers {meter.covers}; {rest:.4g} W at idle subtracted."]
         energy = [(joules - rest * took) / count for joules, took, count in samples]
-        _keep(recorder, target, decode, names.ENERGY, "J", energy, stated, more)
-        _keep(recorder, target, decode, names.POWER, "W", [joules / took for joules, took, _ in samples], [], more)
-        _keep(recorder, target, decode, names.IDLE, "W", watts, [], more)
+        _keep(kept, target, decode, names.ENERGY, "J", energy, stated, more)
+        _keep(kept, target, decode, names.POWER, "W", [joules / took for joules, took, _ in samples], [], more)
+        _keep(kept, target, decode, names.IDLE, "W", watts, [], more)
 
 
 def _keep(
-    recorder: Recorder, target: int, decode: Decode, metric: str, unit: str, samples: list[float], notes: list[str],
+    kept: _Keeps, target: int, decode: Decode, metric: str, unit: Unit, samples: list[float], notes: list[str],
     more: dict[str, Parameter] | None = None,
 ) -> None:  # fmt: skip
-    recorder.add(
-        Measurement(
-            experiment="power", workload=decode.workload, method=decode.method, target=target,
-            parameters={**decode.parameters, "tokens": decode.tokens, **(more or {})}, metric=metric, unit=unit,  # type: ignore[arg-type]
-            samples=samples, notes=notes,
-        )
+    parameters = {**decode.parameters, "tokens": decode.tokens, **(more or {})}
+    about = Quantity(
+        experiment="power", workload=decode.workload, method=decode.method, target=target, parameters=parameters,
+        metric=metric,
     )  # fmt: skip
+    if not kept.has(about):  # else kept before an interrupt
+        kept.add(Measurement(**about.model_dump(), unit=unit, samples=samples, notes=notes))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .bench_run import RESULTS, AsJson, Out, Quick, extra, measure
+from .bench_run import RESULTS, AsJson, Out, Quick, extra, measure, options
 from .console import fail, out, quiet
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ def chosen(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
     return names
 
 
-def _options(**values: Any) -> list[str]:
-    """A command line's options, for the record."""
-    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value not in (None, "")]
-
-
 # ---------------------------------------------------------------------------------------------------- fusion
 
 
@@ -57,8 +52,8 @@ def fusion(
     if not any(only in name for name in NAMES):
         raise fail(f"--only: no computation has {only!r} in its name; there are {', '.join(NAMES)}.")
     names = chosen(impl, IMPLEMENTATIONS, "--impl")
-    options = _options(impl=impl, only=only)
-    measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, options, _fusion_table)
+    given = options(impl=impl, only=only)
+    measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, given, _fusion_table)
 
 
 def _fusion_table(run: Run) -> None:
@@ -138,7 +133,7 @@ def llm(
     )
     if quick:
         settings = settings.reduced()
-    options = _options(
+    given = options(
         models=models if model is None else None, model=model, on=on, impl=impl, protocols=protocols, fusion=fusions,
         dtypes=dtypes, contexts=contexts, new=new, layers=layers, runs=runs, warmup=warmup,
     )  # fmt: skip
@@ -147,7 +142,7 @@ def llm(
         settings.check()
         run_all(settings, session)
 
-    measure("llm", run, quick, as_json, folder, options, _models_table)
+    measure("llm", run, quick, as_json, folder, given, _models_table)
 
 
 def _models(names: str | None, known: Sequence[str], quick_run: bool) -> tuple[str, ...]:
@@ -228,5 +223,5 @@ def vision(
             3 if quick else runs,
         )
     )
-    options = _options(models=models, on=on, impl=impl, dtypes=dtypes, runs=runs, warmup=warmup)
-    measure("vision", lambda session: run_all(wanted, session), quick, as_json, folder, options, _models_table)
+    given = options(models=models, on=on, impl=impl, dtypes=dtypes, runs=runs, warmup=warmup)
+    measure("vision", lambda session: run_all(wanted, session), quick, as_json, folder, given, _models_table)

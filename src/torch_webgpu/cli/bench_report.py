@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from .bench_run import extra
 from .console import err, fail, out
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE|DIR...", help="Result files, or folders of them.")]
@@ -22,6 +23,7 @@ class Form(str, Enum):
     json = "json"
 
 
+@extra()
 def report(
     files: Files, out_folder: Annotated[Path, typer.Option("--out", help="Folder of the report.")] = Path("report")
 ) -> None:
@@ -42,6 +44,7 @@ def report(
         out.print(f"[bold]{escape(str(page))}[/]", soft_wrap=True)
 
 
+@extra()
 def validate(files: Files) -> None:
     """Checks result files: 1 is returned where one is unknown, corrupt or was edited, with the reason."""
     from ..bench.results import files as found_in
@@ -74,6 +77,7 @@ def validate(files: Files) -> None:
         raise typer.Exit(1)
 
 
+@extra()
 def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A table of another instrument's figures.")],
     form: Annotated[Form | None, typer.Option("--format", help="Of the file.", show_default="its ending")] = None,

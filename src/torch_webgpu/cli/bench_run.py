@@ -39,26 +39,31 @@ def extra() -> Iterator[None]:
         raise fail(f"{e.name} is not installed; the instrument needs: pip install 'torch-webgpu[bench]'") from None
 
 
+def options(**values: Any) -> list[str]:
+    """A command line's options, for the record."""
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value not in (None, "")]
+
+
 def measure(
     experiment: Experiment,
     run: Callable[[Session], None],
     quick: bool,
     as_json: bool,
     folder: Path,
-    options: Sequence[str] = (),
+    given: Sequence[str] = (),
     show: Callable[[Run], None] | None = None,
 ) -> None:
     """Runs an experiment, and prints its table, or with ``as_json`` its rows.
 
     Args:
         run: does the measuring.
-        options: those of the command line that change what is measured.
+        given: options of the command line that change what is measured.
         show: prints the run; a row a quantity unless given.
     """
     with extra(), reported():
         from ..bench.session import Session
 
-        session = Session(experiment, folder, quick, options, None if as_json else err)
+        session = Session(experiment, folder, quick, given, None if as_json else err)
         if session.resumed and not as_json:
             err.print(f"[dim]Going on with {escape(str(session.recorder.path))}.[/]", soft_wrap=True)
         try:

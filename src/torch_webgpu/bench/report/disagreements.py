@@ -14,7 +14,7 @@ from .document import Answer, Chapter, Estimate, number, p_value
 DISPATCH = "torch-webgpu bench dispatch --out results"
 FUSION = "torch-webgpu bench fusion --out results"
 LLM = "torch-webgpu bench llm --out results"
-POWER = "torch-webgpu bench power --out power.json"
+POWER = "torch-webgpu bench power --out results"
 IMPORT = "torch-webgpu bench import firefox.csv"
 
 
