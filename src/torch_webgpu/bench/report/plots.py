@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from ..stats import Line
 from .document import Estimate, number
@@ -170,6 +171,9 @@ def dots(
             axes.axvline(reference, color=INK, linewidth=0.8, linestyle="--")
         if log:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.minorticks_off()
         else:
             axes.set_xlim(left=0)
         axes.set_ylim(-0.6, len(estimates) - 0.4)
