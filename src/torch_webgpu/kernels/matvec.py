@@ -13,7 +13,7 @@ from typing import Any
 from .. import wgsl
 from ..errors import LimitError
 from ..recipe import Graph, Scalar, Tensor, Words, grid
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import F16, F32, cast
 from . import render
 from .pointwise import same_view
@@ -75,11 +75,11 @@ def _fault(x: Tensor, weights: Sequence[Weight], out: Tensor, extras: Sequence[E
     for t in operands:
         if _overlap(t, out) and (t is x or not same_view(t, out)):
             return f"out {out} overlaps the operand {t} in memory"
-    limit = device().limits["maxStorageBuffersPerShaderStage"]
+    limit = target().limits["maxStorageBuffersPerShaderStage"]
     buffers = len({t.buffer for t in (*operands, out)})
     if buffers > limit:
         return f"{buffers} buffers are needed, but a kernel may bind {limit}"
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if not _fits(limit, [*(t.narrow(0, 0, min(n, _CUT)) for t in _cuttable(weights, out, extras)), x]):
         return f"{min(n, _CUT)} rows of the weights exceed the largest binding of {limit} bytes"
     return ""
@@ -160,7 +160,7 @@ def _cut(
 ) -> None:
     """One launch, or several over windows of N where a binding does not cover an operand."""
     n = out.sizes[1]
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if n <= _CUT or _fits(limit, [*_cuttable(weights, out, extras), x]):
         _Launch(x, weights, out, program, extras, norm, choice).record(graph)
         return
@@ -214,7 +214,7 @@ class _Launch:
         gain = norm.gain if norm is not None else None
         self.gain_mode = _quad_mode(gain, self.vector, self.pieces, 0) if gain is not None else ""
         self.norm_kind = "" if norm is None else "plain" if gain is None else "gain"
-        self.subgroups = "subgroups" in device().features
+        self.subgroups = "subgroups" in target().features
         self.choice = self._fit(choice or choose(self.kind, self.n, self.k, self.streams, self.m))
         self.pack = 2 if self._whole_words() and self.choice.rows % 2 == 0 else 1
 
@@ -256,7 +256,7 @@ class _Launch:
 
     def _fit(self, choice: Choice) -> Choice:
         """The choice made to fit the device's limits and this case."""
-        limits = device().limits
+        limits = target().limits
         most = min(limits["maxComputeInvocationsPerWorkgroup"], limits["maxComputeWorkgroupSizeX"])
         most = 1 << (most.bit_length() - 1)
         choice = replace(choice, workgroup=min(choice.workgroup, most), lanes=min(choice.lanes, choice.workgroup, most))

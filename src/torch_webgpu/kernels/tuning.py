@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import disk_cache
-from ..runtime import device
+from ..runtime import target
 
 SHIPPED = Path(__file__).parent / "tuned.json"
 _NEAR = 1.01  # a relative is within a factor of 2 in N and in K
@@ -133,33 +133,40 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 def forget() -> None:
     """Reads the files again at the next choice."""
     _table.cache_clear()
-    choose.cache_clear()
+    _choose.cache_clear()
 
 
 def adapter_name() -> str:
-    """The present adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
-    adapter = device().adapter
+    """The target's adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
+    adapter = target().adapter
     return adapter.name.split("(")[0].strip().lower() or f"nameless {adapter.kind}"
 
 
+Who = tuple[str, str, str]  # an adapter's name, its kind, the implementation
+
+
 @cache
-def _table() -> tuple[list[Entry], list[Entry]]:
-    """The user's and the shipped entries that are about the present adapter."""
-    adapter = device().adapter
-    name = adapter.name.lower()
+def _table(who: Who) -> tuple[list[Entry], list[Entry]]:
+    """The user's and the shipped entries that are about an adapter, the present target's."""
+    name, kind, implementation = who[0].lower(), *who[1:]
 
     def about(entry: Entry) -> bool:
-        by_class = adapter.kind == "cpu" if entry.adapter == "cpu" else adapter.kind != "cpu" if not entry.adapter else False
+        by_class = kind == "cpu" if entry.adapter == "cpu" else kind != "cpu" if not entry.adapter else False
         ours = by_class or (entry.adapter != "" and entry.adapter in name) or entry.adapter == adapter_name()
-        return ours and entry.implementation in ("", adapter.implementation)
+        return ours and entry.implementation in ("", implementation)
 
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
 
 
-@cache
 def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
-    """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the present adapter."""
-    for entries in _table():
+    """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the target's adapter."""
+    adapter = target().adapter
+    return _choose((adapter.name, adapter.kind, adapter.implementation), kind, n, k, streams, m)
+
+
+@cache
+def _choose(who: Who, kind: str, n: int, k: int, streams: int, m: int) -> Choice:
+    for entries in _table(who):
         best = min((e for e in entries if e.kind == kind), key=lambda e: _distance(e, n, k, streams, m), default=None)
         if best is not None and _distance(best, n, k, streams, m)[0] <= _NEAR:
             return best.choice
@@ -186,7 +193,7 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     in flight as registers allow. Blocks of quantised weights take many elements of x, which is then read from workgroup
     memory. A rasteriser runs invocations one after the other, where sharing a row costs more than it brings.
     """
-    if device().adapter.kind == "cpu":
+    if target().adapter.kind == "cpu":
         return Choice(rows=2 if streams * m == 1 else 1, lanes=1, workgroup=64, unroll=1)
     blocks = max(1, k // BLOCK[kind])
     rows = max(1, min(4, 8 // (streams * m)))
