@@ -1,4 +1,4 @@
-"""From captured calls to a bundle's buffers and plans: every dispatch with its bindings and words, as a runtime replays it."""
+"""From captured calls to a bundle's buffers and plans: dispatches with bindings and words, as a runtime replays them."""
 
 from __future__ import annotations
 
@@ -126,9 +126,8 @@ def described(name: str, buffer: int, t: torch.Tensor) -> bundle.Tensor:
     dtype = wgsl.BY_TORCH.get(t.dtype)
     if dtype is None:
         raise ExportError(f"{name} is {t.dtype}, which WebGPU has not")
-    return bundle.Tensor(
-        name=name, buffer=buffer, dtype=dtype.name, shape=list(t.shape), strides=list(t.stride()), offset=t.storage_offset()
-    )  # type: ignore[arg-type]  # pydantic checks the name
+    facts = {"dtype": dtype.name, "shape": list(t.shape), "strides": list(t.stride()), "offset": int(t.storage_offset())}
+    return bundle.Tensor.model_validate({"name": name, "buffer": buffer, **facts})
 
 
 class Variant:
@@ -187,7 +186,7 @@ class Variant:
         tensor = [t for t in call.inputs if isinstance(t, torch.Tensor)][ref]
         storage = self._storages.of(tensor)
         assert storage is not None
-        return storage.number, storage.size, tensor.storage_offset() * tensor.itemsize
+        return storage.number, storage.size, int(tensor.storage_offset()) * tensor.itemsize
 
     def _dispatch(self, name: str, step: Any, call: Call) -> bundle.Dispatch:
         pipeline, operands, words, patches, groups = step
@@ -319,6 +318,5 @@ def _number(kind: int, call: Call, is_tensor: bool, index: int) -> list[int]:
 
 def messages() -> dict[int, bundle.Message]:
     """What kernels report, by id."""
-    return {
-        recipe.register_error(kind, text): bundle.Message(kind=kind, message=text) for kind, text in recipe.known_errors()
-    }
+    known = recipe.known_errors()
+    return {recipe.register_error(kind, text): bundle.Message(kind=kind, message=text) for kind, text in known}

@@ -39,10 +39,9 @@ def export(
     are chosen for the limits and features of the target, not of this machine.
 
     Args:
-        program: a module (compiled or not, on any device; a copy of it is moved) or a function of tensors. Modules should be
-            in evaluation mode.
-        example_inputs: positional arguments as a tuple, or keywords as a dictionary; tensors, and constants. Shapes and dtypes
-            of the tensors are those that the bundle takes.
+        program: a module in evaluation mode (compiled or not, on any device: a copy of it is moved), or a function of tensors.
+        example_inputs: positional arguments as a tuple, or keywords as a dictionary: tensors of the shapes and dtypes that the
+            bundle takes, and constants.
         folder: made, or replaced where it holds a bundle.
         dynamic: sizes that dimensions may have, by input and dimension: ``{"ids": {1: (16, 64)}}``. The bundle holds a plan
             for each; the n-th sizes of several dimensions go together. The example's own size is not added.
@@ -57,8 +56,10 @@ def export(
             tensors, and a folder that holds something else.
         ValueError: for a wrong ``dynamic``.
     """
-    program = getattr(program, "_torchdynamo_orig_callable", None) or getattr(program, "_orig_mod", program)
-    title = name or (type(program).__name__ if isinstance(program, nn.Module) else getattr(program, "__name__", "program"))
+    program = _uncompiled(program)
+    title = name or (
+        type(program).__name__ if isinstance(program, nn.Module) else str(getattr(program, "__name__", "program"))
+    )
     if isinstance(program, nn.Module):
         if program.training:
             raise ExportError(f"{title} is in training mode; call .eval() first")
@@ -72,6 +73,14 @@ def export(
         call = capture((), arguments, [(tensors[n], dim) for n, dim in changing])
         bundler.add("run" if number == 0 else f"run-{number + 1}", call, tensors)
     return bundler.write(Path(folder), title, shard=shard_bytes, about=about)
+
+
+def _uncompiled(program: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``torch.compile`` was given."""
+    found: Any = program
+    for attribute in ("_orig_mod", "_torchdynamo_orig_callable"):
+        found = getattr(found, attribute, found)
+    return found  # type: ignore[no-any-return]
 
 
 def _on_device(module: nn.Module) -> nn.Module:
