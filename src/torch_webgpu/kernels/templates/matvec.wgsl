@@ -152,10 +152,11 @@ fn finish({% for s in range(streams) %}y{{ s }}: f32, {% endfor %}{% for name, t
       let exponent = max(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 14u);
       let unit = bitcast<f32>(select((exponent - 13u) << 23u, 0x7fc00000u, exponent == 255u));
       let units = bitcast<f32>((267u - exponent) << 23u);
-      ranges[{{ m }}u * {{ w.blocks }} + c] = vec2<f32>(unit, dot(y_0{% for j in range(1, pieces) %} + y_{{ j }}{% endfor %}, vec4<f32>(1.0)));
 {% for j in range(pieces) %}
       let i_{{ j }} = vec4<i32>(round(y_{{ j }} * units));
 {% endfor %}
+      let total = i_0{% for j in range(1, pieces) %} + i_{{ j }}{% endfor %};
+      ranges[{{ m }}u * {{ w.blocks }} + c] = vec2<f32>(unit, unit * f32(total.x + total.y + total.z + total.w));
 {% if kind == "int4" %}
 {% for part, swizzle in [("even", ["x", "z"]), ("odd", ["y", "w"])] %}
 {% for j in range(pieces // 2) %}
