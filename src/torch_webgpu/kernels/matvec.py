@@ -246,12 +246,14 @@ class _Launch:
 
     def _stage_size(self, choice: Choice) -> int:
         """Elements of the staged x, in steps, so that few pipelines serve many lengths."""
-        return -(-self.m * self.blocks * self.pieces // 128) * 128 if choice.stage else 0
+        words = self.pieces // 2 if choice.fixed else self.pieces  # of four; fixed point is half as long
+        return -(-self.m * self.blocks * words // 128) * 128 if choice.stage else 0
 
     def _shared_bytes(self, choice: Choice) -> int:
         size = self._stage_size(choice) * (16 if self.vector else 4)
         if choice.lanes > 1:
             size += len(self._values(choice)) * self._slots(choice) * 4
+        size += self.m * self.blocks * 8 + 1024 if choice.fixed else 0
         return size + (self.m * choice.workgroup * 4 if choice.stage and self.norm is not None else 0)
 
     def _fit(self, choice: Choice) -> Choice:
@@ -262,9 +264,11 @@ class _Launch:
         choice = replace(choice, workgroup=min(choice.workgroup, most), lanes=min(choice.lanes, choice.workgroup, most))
         if self._whole_words() and choice.rows % 2:
             choice = replace(choice, rows=2 * choice.rows)  # else two teams would share a word
+        if choice.fixed and not self._may_be_fixed():
+            choice = replace(choice, fixed=False)
         while self._shared_bytes(choice) > limits["maxComputeWorkgroupStorageSize"]:
             if choice.stage:
-                choice = replace(choice, stage=False)
+                choice = replace(choice, stage=False, fixed=False)
             elif choice.workgroup > choice.lanes:
                 choice = replace(choice, workgroup=choice.workgroup // 2)
             elif choice.rows > 2:
@@ -272,6 +276,10 @@ class _Launch:
             else:
                 choice = replace(choice, lanes=choice.lanes // 2, workgroup=choice.workgroup // 2)
         return choice
+
+    def _may_be_fixed(self) -> bool:
+        """16 bits of a block's range lose less than what x, of a 16-bit dtype, lost before; a float32 x stays exact."""
+        return self.kind in ("int8", "int4") and self.vector and self.x.dtype.packed
 
     def _static(self) -> tuple[Any, ...]:
         c = self.choice
@@ -349,6 +357,8 @@ class _Launch:
             pieces=self.pieces,
             exact=self._exact(),
             stage=self._stage_size(c),
+            fixed=c.fixed,
+            ranges=-(-self.m * self.blocks // 128) * 128,
             scaled=self.scaled,
             minimum=self.minimum,
             norm=self.norm_kind,

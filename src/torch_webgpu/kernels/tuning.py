@@ -38,6 +38,7 @@ class Choice:
         workgroup: invocations of a workgroup, a power of two and at least ``lanes``.
         unroll: blocks of four words that an invocation reads of each row before it uses the first of them.
         stage: whether x is put in workgroup memory first.
+        fixed: whether quantised weights meet a staged x of 16 bits a value as integers; needs ``stage``.
     """
 
     rows: int = 1
@@ -45,15 +46,16 @@ class Choice:
     workgroup: int = 128
     unroll: int = 1
     stage: bool = False
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         powers = all(n > 0 and n & (n - 1) == 0 for n in (self.lanes, self.workgroup))
         rows = 1 <= self.rows <= 8 or self.rows in (10, 12, 14, 16)  # odd ones may have to be doubled
-        if not powers or self.lanes > self.workgroup or not rows or not 1 <= self.unroll <= 16:
+        if not powers or self.lanes > self.workgroup or not rows or not 1 <= self.unroll <= 16 or self.fixed > self.stage:
             raise ValueError(f"not a shape of the matrix-vector kernel: {self}")
 
     def __str__(self) -> str:
-        staged = ", staged" if self.stage else ""
+        staged = ", fixed point" if self.fixed else ", staged" if self.stage else ""
         return f"{self.rows} rows, {self.lanes} lanes of {self.workgroup}, unroll {self.unroll}{staged}"
 
 
@@ -89,9 +91,8 @@ class Entry:
         numbers = {name: int(value[name]) for name in ("n", "k", "streams", "m")}
         if min(numbers.values()) < 1 or value["kind"] not in BLOCK:
             raise ValueError(f"not an entry: {value}")
-        shape = Choice(
-            **{name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}, stage=bool(choice["stage"])
-        )
+        sizes = {name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}
+        shape = Choice(**sizes, stage=bool(choice["stage"]), fixed=bool(choice.get("fixed")))
         return Entry(str(value["adapter"]), str(value["implementation"]), str(value["kind"]), choice=shape, **numbers)
 
     @property
