@@ -124,8 +124,7 @@ class Bench:
                 run = self._await(post, running)
         finally:
             del self.server.pages[made.token]
-        note = f"headless, with {' '.join(f for f in running.flags if '=/' not in f and not f.startswith('/'))}"
-        return self.keep(run, before, [note] if running.flags else [])
+        return self.keep(run, before, [f"headless, {running.settings}"] if running.settings else [])
 
     def _await(self, post: Post, running: Running) -> Run:
         name, last, silent_since = running.browser.name, "nothing at all", time.monotonic()
@@ -143,8 +142,8 @@ class Bench:
             if isinstance(sent, Run):
                 return sent
             if sent.kind == "failed":
-                hint = "" if running.browser.name == "safari" else f"; it ran with {' '.join(running.flags[:-1])}"
-                raise BrowserError(f"{name}: {sent.text}{hint if 'finds no GPU' in sent.text else ''}")
+                hint = f" It ran {running.settings}." if running.settings else ""
+                raise BrowserError(f"{name}: {sent.text}{hint}")
             silent_since, last = time.monotonic(), sent.text[:200]
             if sent.kind != "shown":
                 self.progress(f"{name}: {sent.text}", sent.done)

@@ -160,6 +160,14 @@ class Running:
         assert self._process.stderr
         Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
 
+    @property
+    def settings(self) -> str:
+        """Those of its flags and preferences that WebGPU depends on; empty where there are none."""
+        if self.browser.name == "firefox":
+            return "with " + ", ".join(f"{k} = {v}" for k, v in _FIREFOX.items() if "webgpu" in k)
+        told = [f for f in self.flags if any(word in f for word in ("webgpu", "Vulkan", "sandbox"))]
+        return f"with {' '.join(told)}" if told else ""
+
     def _environment(self) -> dict[str, str]:
         environment = {**os.environ, "MOZ_CRASHREPORTER_DISABLE": "1"}
         if sys.platform.startswith("linux"):  # what it keeps outside its profile goes with the folder too

@@ -173,8 +173,11 @@ def _by_hand(bench: Bench, hosts: list[str], lan: bool, as_json: bool) -> None:
 
 def _show(path: Path, run: Run) -> None:
     from ..bench.summary import table
+    from .bench_models import fusion_table
 
-    out.print(table(run))
+    dispatches = [m for m in run.measurements if m.experiment == "dispatch"]
+    out.print(table(run.model_copy(update={"measurements": dispatches})))
+    fusion_table(run)
     for text in run.notes:
         out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
     out.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)

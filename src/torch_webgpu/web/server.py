@@ -243,4 +243,4 @@ class _Handler(BaseHTTPRequestHandler):
         except Refused as e:
             self._answer(e.status, str(e).encode())
         else:
-            self._answer(204)
+            self._answer(200)

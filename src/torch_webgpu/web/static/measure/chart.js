@@ -1,8 +1,6 @@
 /** A chart of lines over n on logarithmic axes, drawn by hand. */
 
-const WIDTH = 720;
-const HEIGHT = 340;
-const LEFT = 64;
+const LEFT = 56;
 const BOTTOM = 40;
 const TOP = 16;
 const RIGHT = 16;
@@ -22,36 +20,43 @@ const powers = (low, high) => {
 
 const time = (us) => (us >= 1e6 ? `${us / 1e6} s` : us >= 1e3 ? `${us / 1e3} ms` : `${Number(us.toPrecision(1))} µs`);
 
+/** A logarithmic scale from the range of the values, a little wider, to pixels. */
+function logarithmic(values, from, to) {
+  const [low, high] = [Math.log10(Math.min(...values)), Math.log10(Math.max(...values))];
+  return (v) => from + ((Math.log10(v) - low) / (high - low || 1)) * (to - from);
+}
+
 /**
  * @param {{name: string, series: string, line: {slope: number, intercept: number, points: number[][]}}[]} lines
  * @param {number | null} floor µs of an idle queue's wait
  * @param {string} floorName
+ * @param {number} width pixels that there are
  * @returns {SVGSVGElement}
  */
-export function chart(lines, floor, floorName) {
+export function chart(lines, floor, floorName, width) {
+  const height = Math.round(Math.min(380, Math.max(250, width * 0.45)));
   const points = lines.flatMap(({ line }) => line.points).filter(([, y]) => y > 0);
   const ys = points.map(([, y]) => y).concat(floor > 0 ? [floor] : []);
-  const xTicks = powers(Math.min(...points.map(([x]) => x)), Math.max(...points.map(([x]) => x)));
+  const xs = points.map(([n]) => n);
+  const xTicks = powers(Math.min(...xs), Math.max(...xs)).filter((tick) => tick <= Math.max(...xs));
   const yTicks = powers(Math.min(...ys), Math.max(...ys));
-  const scale = (ticks, from, to) => {
-    const [low, high] = [Math.log10(ticks[0]), Math.log10(ticks.at(-1))];
-    return (v) => from + ((Math.log10(v) - low) / (high - low || 1)) * (to - from);
-  };
-  const x = scale(xTicks, LEFT, WIDTH - RIGHT);
-  const y = scale(yTicks, HEIGHT - BOTTOM, TOP);
+  const x = logarithmic(xs, LEFT + 12, width - RIGHT);
+  const y = logarithmic(yTicks, height - BOTTOM, TOP);
   const label = lines.map(({ name, line }) => `${name}: ${line.slope.toPrecision(3)} µs a dispatch`).join("; ");
-  const svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label });
+  const svg = element("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   for (const tick of xTicks) {
-    svg.append(element("text", { x: x(tick), y: HEIGHT - BOTTOM + 20, "text-anchor": "middle" }, String(tick)));
+    svg.append(element("text", { x: x(tick), y: height - BOTTOM + 20, "text-anchor": "middle" }, String(tick)));
   }
-  svg.append(element("text", { x: WIDTH - RIGHT, y: HEIGHT - 4, "text-anchor": "end" }, "n, dispatches"));
+  svg.append(element("text", { x: width - RIGHT, y: height - 3, "text-anchor": "end" }, "n, dispatches"));
   for (const tick of yTicks) {
-    svg.append(element("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }));
+    svg.append(element("line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }));
     svg.append(element("text", { x: LEFT - 8, y: y(tick) + 4, "text-anchor": "end" }, time(tick)));
   }
   if (floor > 0) {
-    svg.append(element("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(floor), y2: y(floor), class: "floor" }));
-    svg.append(element("text", { x: WIDTH - RIGHT, y: y(floor) - 6, "text-anchor": "end", class: "floor-label" }, floorName));
+    svg.append(element("line", { x1: LEFT, x2: width - RIGHT, y1: y(floor), y2: y(floor), class: "floor" }));
+    svg.append(
+      element("text", { x: width - RIGHT, y: y(floor) - 6, "text-anchor": "end", class: "floor-label" }, floorName),
+    );
   }
   for (const { series, line } of lines) svg.append(drawn(line, series, x, y, yTicks[0]));
   return svg;

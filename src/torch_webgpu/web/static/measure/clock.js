@@ -11,7 +11,7 @@ export function timerStep(changes = 64, longest = 400) {
   const begin = performance.now();
   let last = begin;
   let smallest = Infinity;
-  for (let seen = 0; seen < changes && last - begin < longest; ) {
+  for (let seen = 0; seen < changes && last - begin < longest;) {
     const now = performance.now();
     if (now === last) continue;
     if (seen++ > 0) smallest = Math.min(smallest, now - last);

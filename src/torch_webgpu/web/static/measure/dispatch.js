@@ -1,5 +1,6 @@
 import { micros } from "./clock.js";
 import { GpuError, contents, pipelineOf, staging, storage } from "./gpu.js";
+import { median } from "./stats.js";
 
 /** The increment kernel, dispatched n times in several ways. It counts in a buffer, so what has run can be checked. */
 export class Loop {
@@ -130,16 +131,28 @@ export class Loop {
 }
 
 /**
+ * The median wait of an idle queue in µs, out of a few.
+ * @param {Loop} loop
+ */
+export async function idleWait(loop) {
+  const times = [];
+  for (let i = 0; i < 5; i++) times.push(micros((await loop.idle()).wall));
+  return median(times);
+}
+
+/**
  * A cell for every way and n.
+ * @param {number} floor µs of an idle queue's wait
  * @returns {import("./rounds.js").Cell[]}
  */
-export function dispatchCells(loop, plan) {
-  const { counts, waitedCounts, workload } = plan.dispatch;
+export function dispatchCells(loop, plan, floor) {
+  const { counts, waitedCounts, workload, tick } = plan.dispatch;
+  const once = floor > tick.floor ? [...counts, ...tick.counts] : counts;
   const { methods, metrics } = plan.names;
   return Object.entries(methods).flatMap(([way, method]) => {
     const idle = way === "idle";
     const measured = idle ? ["wall"] : way === "unwaited" ? ["host"] : ["wall", "host"];
-    const swept = idle ? [0] : ["waited", "readBack"].includes(way) ? waitedCounts : counts;
+    const swept = idle ? [0] : ["waited", "readBack"].includes(way) ? waitedCounts : way === "unwaited" ? counts : once;
     return swept.map((n) => ({
       experiment: "dispatch",
       workload,

@@ -66,7 +66,11 @@ class Variant {
         binding,
         resource: { buffer: own[tensor] ?? inputs[tensor] },
       }));
-      launches.push({ pipeline, groups, group: gpu.device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }) });
+      launches.push({
+        pipeline,
+        groups,
+        group: gpu.device.createBindGroup({ layout: pipeline.getBindGroupLayout(0), entries }),
+      });
     }
     return new Variant(gpu, name, own, own[out], launches);
   }
@@ -138,7 +142,15 @@ export function fusionCells(computation, plan, notes) {
     const [dispatches, submits] = variant.counted();
     for (const [metric, count] of Object.entries({ submits, dispatches })) {
       const empty = { warmup: [], notes: [] };
-      counts.push({ ...about, target: 0, parameters, metric: names.metrics[metric], unit: "count", samples: [count], ...empty });
+      counts.push({
+        ...about,
+        target: 0,
+        parameters,
+        metric: names.metrics[metric],
+        unit: "count",
+        samples: [count],
+        ...empty,
+      });
     }
     for (const [calls, submitted] of [
       [1, names.submits.together],

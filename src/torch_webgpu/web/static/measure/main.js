@@ -2,7 +2,7 @@
 
 import { environment } from "./browser.js";
 import { settle, timerStep } from "./clock.js";
-import { Loop, dispatchCells } from "./dispatch.js";
+import { Loop, dispatchCells, idleWait } from "./dispatch.js";
 import { Computation, fusionCells } from "./fusion.js";
 import { MissingGpuError, openGpu } from "./gpu.js";
 import { resultOf } from "./result.js";
@@ -26,6 +26,7 @@ async function tell(name, body) {
 
 async function failed(error) {
   if (error instanceof MissingGpuError) {
+    view.button.hidden = true;
     view.showMissing(error.help);
     view.status("");
   } else {
@@ -60,7 +61,7 @@ class Run {
 
   async dispatch() {
     const loop = await Loop.make(this.gpu, plan.dispatch);
-    await this.#take("Dispatch", dispatchCells(loop, plan));
+    await this.#take("Dispatch", dispatchCells(loop, plan, await idleWait(loop)));
     await loop.verify();
   }
 
@@ -120,7 +121,11 @@ async function measure(gpu) {
 try {
   const gpu = await openGpu();
   view.showFacts(gpu, browser);
-  view.status(plan.quick ? "Ready: a quick run, which takes less than a minute." : "Ready. This takes a few minutes; keep the page in front.");
+  view.status(
+    plan.quick
+      ? "Ready: a quick run, which takes less than a minute."
+      : "Ready. This takes a few minutes; keep the page in front.",
+  );
   view.button.disabled = false;
   view.button.addEventListener("click", () => measure(gpu));
   if (plan.start) await measure(gpu);

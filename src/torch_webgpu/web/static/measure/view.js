@@ -26,7 +26,13 @@ const between = ([low, high]) => `${number(low)} to ${number(high)}`;
 
 function card(label, value, detail) {
   const shown = value instanceof Node ? value : make("span", { text: value, className: "value" });
-  return make("li", {}, make("span", { text: label, className: "label" }), shown, make("span", { text: detail, className: "detail" }));
+  return make(
+    "li",
+    {},
+    make("span", { text: label, className: "label" }),
+    shown,
+    make("span", { text: detail, className: "detail" }),
+  );
 }
 
 /** Says what is going on; `bad` for what went wrong. */
@@ -53,9 +59,18 @@ export function showMissing({ title, text, steps }) {
 export function showFacts({ target, facts }, browser) {
   const sizes = facts.subgroupSizes ? `, ${[...new Set(facts.subgroupSizes)].join(" to ")} wide` : "";
   const finer = browser.isolated ? "isolated from other origins, so as fine as it gets" : "not isolated, so coarsened";
-  const kinds = { cpu: "a software adapter: no GPU", integrated: "integrated", discrete: "discrete", unknown: "kind not told" };
+  const kinds = {
+    cpu: "a software adapter: no GPU",
+    integrated: "integrated",
+    discrete: "discrete",
+    unknown: "kind not told",
+  };
   $("facts").replaceChildren(
-    card("Adapter", facts.description, `${kinds[target.adapter_kind]}; vendor ${facts.vendor}, architecture ${facts.architecture}`),
+    card(
+      "Adapter",
+      facts.description,
+      `${kinds[target.adapter_kind]}; vendor ${facts.vendor}, architecture ${facts.architecture}`,
+    ),
     card("Browser", `${browser.name} ${browser.version}`.trim(), browser.system),
     card("Clock", `${number(browser.timer_step)} µs steps`, finer),
     card("Shaders", facts.f16 ? "f16" : "no f16", facts.subgroups ? `subgroups${sizes}` : "no subgroups"),
@@ -86,8 +101,11 @@ function showDispatch(rows, idle, naive, methods) {
     ...(idle ? [waitRow(methods.idle, idle)] : []),
     ...rows.map(({ method, metric, line }) => lineRow(method, metric, line, series(method))),
   );
-  const drawn = rows.filter(({ metric }) => metric === "wall").map(({ method, line }) => ({ name: method, series: series(method), line }));
-  if (drawn.length) $("chart").replaceChildren(chart(drawn, idle?.median ?? null, methods.idle));
+  const drawn = rows
+    .filter(({ metric }) => metric === "wall")
+    .map(({ method, line }) => ({ name: method, series: series(method), line }));
+  if (drawn.length)
+    $("chart").replaceChildren(chart(drawn, idle?.median ?? null, methods.idle, $("chart").clientWidth || 600));
   const slope = (method) => rows.find((r) => r.method === method)?.line;
   const sequential = slope(methods.sequential);
   const onePass = slope(methods.onePass);
@@ -137,16 +155,22 @@ function showFusion(rows, plan) {
   $("fusion").hidden = false;
   $("many").textContent = `a call of ${plan.fusion.many}, µs`;
   $("fusion-rows").replaceChildren(
-    ...rows.map(({ title, method, dispatches, one, apart, many, gain }) =>
-      make(
-        "tr",
-        {},
-        named(title, "", method),
-        make("td", { text: dispatches, className: "num" }),
-        ...[one, apart, many].map((us) => cell(us)),
-        make("td", { text: Number.isFinite(gain) ? `${number(gain)}×` : "–", className: "num" }),
-      ),
-    ),
+    ...rows.flatMap((row, i) => {
+      const heading = make("th", { text: row.title, scope: "colgroup", colspan: "6" });
+      const first = row.title !== rows[i - 1]?.title;
+      return [...(first ? [make("tr", { className: "group" }, heading)] : []), variantRow(row)];
+    }),
+  );
+}
+
+function variantRow({ method, dispatches, one, apart, many, gain }) {
+  return make(
+    "tr",
+    { className: "member" },
+    named(method),
+    make("td", { text: dispatches, className: "num" }),
+    ...[one, apart, many].map((us) => cell(us)),
+    make("td", { text: Number.isFinite(gain) ? `${number(gain)}×` : "–", className: "num" }),
   );
 }
 
