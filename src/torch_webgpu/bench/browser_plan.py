@@ -24,7 +24,7 @@ from .session import samples, warmups
 #: Where an idle queue's wait takes so many µs, the browser polls: what ends between two polls seems to take the same time.
 TICK_FLOOR = 10_000
 #: The n that are swept besides there, so that the work lasts longer than a tick.
-TICK_COUNTS = (10_000, 30_000)
+TICK_COUNTS = (3_000,)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def plan(size: Size, command: Sequence[str]) -> dict[str, Any]:
             "words": increment.workgroups * WORKGROUP,
             "counts": list(size.counts),
             "waitedCounts": list(size.waited_counts),
-            "tick": {"floor": TICK_FLOOR, "counts": list(TICK_COUNTS[:1] if size.quick else TICK_COUNTS)},
+            "tick": {"floor": TICK_FLOOR, "counts": list(TICK_COUNTS)},
         },
         "fusion": {"many": size.many, "cases": [_case(c) for make in cases(size.quick, True) if (c := make()).on_page]},
     }
