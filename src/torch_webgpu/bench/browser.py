@@ -135,8 +135,8 @@ class Bench:
                 running.check()
                 if time.monotonic() - silent_since > self.patience:
                     raise BrowserError(
-                        f"{name} said nothing for {self.patience:g} s (before that: {last}); give it more with --timeout, or "
-                        f"open the page by hand with --open{running.last_words()}"
+                        f"{name} said nothing for {self.patience:g} s (before that: {last}); give it more with "
+                        f"--timeout, or open the page by hand with --open{running.last_words()}"
                     ) from None
                 continue
             if isinstance(sent, Run):
@@ -205,4 +205,3 @@ def lan_hosts() -> list[str]:
         except OSError:
             first = ""
     return sorted(dict.fromkeys(found), key=lambda host: host != first)
-

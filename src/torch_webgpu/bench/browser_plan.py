@@ -20,7 +20,6 @@ from .loop import Kernel as Increment
 from .schema import VERSION
 from .session import samples, warmups
 
-
 #: Where an idle queue's wait takes so many µs, the browser polls: what ends between two polls seems to take the same time.
 TICK_FLOOR = 10_000
 #: The n that are swept besides there, so that the work lasts longer than a tick.

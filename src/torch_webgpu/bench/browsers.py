@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -83,8 +86,8 @@ class Browser:
 def find(name: str) -> Browser | None:
     """The browser of that name; None where it is not installed."""
     for command in _COMMANDS[name]:
-        if path := shutil.which(command):
-            return Browser(name, path)
+        if on_path := shutil.which(command):
+            return Browser(name, on_path)
     folders: list[Path] = []
     rest = _MAC[name] if sys.platform == "darwin" else _WINDOWS[name]
     if sys.platform == "darwin":
@@ -165,7 +168,7 @@ class Running:
         """Those of its flags and preferences that WebGPU depends on; empty where there are none."""
         if self.browser.name == "firefox":
             return "with " + ", ".join(f"{k} = {v}" for k, v in _FIREFOX.items() if "webgpu" in k)
-        told = [f for f in self.flags if any(word in f for word in ("webgpu", "Vulkan", "sandbox"))]
+        told = [f for f in self.flags if re.search("-webgpu|Vulkan|sandbox", f) and str(self._folder) not in f]
         return f"with {' '.join(told)}" if told else ""
 
     def _environment(self) -> dict[str, str]:
@@ -236,8 +239,6 @@ class Running:
         return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def _quietly(end: object) -> None:
-    try:
-        end()  # type: ignore[operator]
-    except psutil.Error:
-        pass  # it has ended by itself
+def _quietly(end: Callable[[], None]) -> None:
+    with suppress(psutil.Error):  # it has ended by itself
+        end()

@@ -37,9 +37,7 @@ def context(hosts: Sequence[str]) -> ssl.SSLContext:
     )
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     pem = certificate.public_bytes(serialization.Encoding.PEM)
-    pem += key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem += key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     with tempfile.TemporaryDirectory(prefix="torch-webgpu-") as folder:  # Python loads keys from files alone
         path = Path(folder) / "own.pem"
         path.touch(0o600)

@@ -201,7 +201,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         return page, rest[0]
 
-    def do_GET(self) -> None:  # noqa: N802 (the base class's name)
+    def do_GET(self) -> None:
         found = self._page()
         if found is None:
             return
@@ -215,7 +215,7 @@ class _Handler(BaseHTTPRequestHandler):
         kind = _TYPES.get(ending) or mimetypes.guess_type(name)[0] or "application/octet-stream"
         self._answer(200, body, f"{kind}; charset=utf-8" if ending in _TYPES else kind)
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         found = self._page()
         if found is None:
             return

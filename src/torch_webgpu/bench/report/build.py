@@ -219,7 +219,17 @@ def sources(results: Results) -> Chapter:
         settings = ", ".join(f"{k}={v}" for k, v in e.variables.items()) or "–"
         tone = Cell(state, tone="" if run.complete else "bad")
         made = f"{run.created:%Y-%m-%d %H:%M}"
-        runs.add(path.name, made, tone, command, Cell(e.system, page), Cell(e.cpu, cores), Cell(versions, tone="quiet"), load, settings)
+        runs.add(
+            path.name,
+            made,
+            tone,
+            command,
+            Cell(e.system, page),
+            Cell(e.cpu, cores),
+            Cell(versions, tone="quiet"),
+            load,
+            settings,
+        )
     targets = Table("Targets", ["target", "version", "adapter", "driver", "features", "clocks before, MHz"], numeric=6)
     seen = set()
     for _, run in results.runs:

@@ -132,7 +132,13 @@ def _browsers(results: Results, found: list[Costs]) -> Iterable[Table]:
     if not pages:
         return
     names = ["target", "clock step", "wait of an idle queue", "one dispatch and a wait"]
-    names += ["sequential slope", "its intercept", "sequential, n = 100, ÷ 100", "in one pass, slope", "the paper, sequential"]
+    names += [
+        "sequential slope",
+        "its intercept",
+        "sequential, n = 100, ÷ 100",
+        "in one pass, slope",
+        "the paper, sequential",
+    ]
     note = (
         "What a wait takes while there is nothing to wait for is a floor under every figure with one wait in it, and so part of "
         "the intercept: a browser that polls every 100 ms shows it there, and in a quotient, where it looks like a dispatch’s cost."
