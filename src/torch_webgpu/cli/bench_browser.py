@@ -39,9 +39,7 @@ def browser(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in your own browser instead.")] = False,
     lan: Annotated[bool, typer.Option("--lan", help="Serve on the network instead, for phones and other machines.")] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.", show_default="a free one")] = 0,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds without a sign of life before a browser is given up.")
-    ] = 180,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence before a browser is given up.")] = 180,
     software: Annotated[bool, typer.Option("--software", help="Chrome's own rasteriser even where there is a GPU.")] = False,
     save: Annotated[Path | None, typer.Option("--save-page", metavar="DIR", help="Only write the page as files.")] = None,
     quick: Quick = False,
