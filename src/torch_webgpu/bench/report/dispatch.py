@@ -140,8 +140,8 @@ def _browsers(results: Results, found: list[Costs]) -> Iterable[Table]:
         "the paper",
     ]
     note = (
-        "What a wait takes while there is nothing to wait for is a floor under every figure with one wait in it, and so part "
-        "of the intercept. A browser that polls every 100 ms shows it there, and in a quotient, where it looks like a "
+        "What a wait takes while there is nothing to wait for is a floor under every figure with one wait in it, and so "
+        "part of the intercept. A browser that polls every 100 ms shows it there, and in a quotient, where it looks like a "
         "dispatch’s cost. The paper’s figures are such quotients."
     )
     table = Table("Browsers, beside native libraries on the same kind of adapter", names, note=note)
