@@ -1,4 +1,4 @@
-"""Models in browsers: export to a bundle, and the pages and server that run it."""
+"""Models and measurements in browsers: bundles, pages, and the local server that gives them out."""
 
 from __future__ import annotations
 
