@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .cells import Cell, measure
@@ -46,19 +47,18 @@ def dispatch(session: Session, implementations: Sequence[str] = ()) -> None:
 
 def places(session: Session, implementations: Sequence[str] = ()) -> list[tuple[str, int, str]]:
     """Implementation, adapter's index and title of all there are; the session is told what is missing and why."""
-    from ..diagnostics import collect
+    from ..diagnostics import IMPLEMENTATIONS, probe_all
 
     session.progress("Asking for adapters…")
     found: list[tuple[str, int, str]] = []
-    facts = collect()["implementations"]
+    wanted = [name for name in IMPLEMENTATIONS if not implementations or name in implementations]
+    facts = probe_all(wanted)
     for name, known in facts.items():
-        if implementations and name not in implementations:
-            continue
         for text in (known["advice"], known["error"]):
             if text:
                 session.note(f"{name}: {text}")
         found += [(name, a["index"], f"{name} on {a['name']} ({a['backend']})") for a in known["adapters"]]
-    if facts["dawn"]["installed"] and (not implementations or NULL in implementations):
+    if NULL in implementations or (not implementations and facts["dawn"]["installed"]):
         found.append((NULL, 0, "Dawn's null driver"))
     return found
 
@@ -184,7 +184,7 @@ def _sweeps(sink: Sink, device: Device, target: int, title: str) -> None:
     for name, values in SWEEPS.items():
         for value in values[-1:] if sink.quick else values:
             if name != "bindings" or value <= room:
-                kernels.append(({name: value}, Kernel(**{name: value})))
+                kernels.append(({name: value}, replace(Kernel(), **{name: value})))
     loops = [(parameters, Loop(device, kernel)) for parameters, kernel in kernels]
     cells = [
         _cell(loop, method, n, parameters)

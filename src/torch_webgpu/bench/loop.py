@@ -136,7 +136,7 @@ class Device:
 class Loop:
     """A kernel on a device, ready to run."""
 
-    def __init__(self, device: Device, kernel: Kernel = Kernel()) -> None:  # noqa: B008 - frozen
+    def __init__(self, device: Device, kernel: Kernel = Kernel()) -> None:
         """Compiles; raises WebGPUError where the device refuses."""
         self.device, self.kernel, self.dispatched = device, kernel, 0
         words = kernel.workgroups * WORKGROUP

@@ -52,10 +52,11 @@ def eager_cells(device: str, counts: Sequence[int], check: bool = True) -> list[
 
     if check:
         _expect("x + 1.0 op by op", chain(7), 7)
-    return [
-        Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), lambda n=n: timed(device, lambda: chain(n)))
-        for n in counts
-    ]
+
+    def cell(n: int) -> Cell:
+        return Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), lambda: timed(device, lambda: chain(n)))
+
+    return [cell(n) for n in counts]
 
 
 def plan_cells(device: str, counts: Sequence[int], check: bool = True) -> list[Cell]:

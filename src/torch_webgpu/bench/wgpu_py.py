@@ -97,8 +97,8 @@ def python_cells(adapter: AdapterInfo, counts: Sequence[int]) -> list[Cell]:
     for way in ways.values():
         loop.timed(way, 3)
     loop.verify()
-    return [
-        Cell("increment", f"{PREFIX}{name}", {"n": n}, ("wall", "host"), lambda way=way, n=n: loop.timed(way, n))
-        for name, way in ways.items()
-        for n in counts
-    ]
+
+    def cell(name: str, n: int) -> Cell:
+        return Cell("increment", f"{PREFIX}{name}", {"n": n}, ("wall", "host"), lambda: loop.timed(ways[name], n))
+
+    return [cell(name, n) for name in ways for n in counts]

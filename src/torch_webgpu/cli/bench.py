@@ -57,6 +57,7 @@ def measure(
         options: those of the command line that change what is measured.
     """
     with extra(), reported():
+        from ..bench import summary  # noqa: F401 - what is missing shows now, not after the measuring
         from ..bench.session import Session
 
         session = Session(experiment, folder, quick, options, None if as_json else err)
