@@ -37,12 +37,13 @@ def dispatch(session: Session, implementations: Sequence[str] = ()) -> None:
     """
     for name, index, title in places(session, implementations):
         request = {"implementation": name, "adapter": index, "title": title}
-        environment = {
-            "TORCH_WEBGPU_IMPL": name.partition("-")[0],
-            "TORCH_WEBGPU_ADAPTER": str(index),
-            "TORCH_WEBGPU_CACHE": "off",
-        }
-        session.work("dispatch:measure_place", request, environment)
+        session.work("dispatch:measure_place", request, environment(name, index))
+
+
+def environment(implementation: str, index: int) -> dict[str, str]:
+    """Variables of a process that measures an adapter."""
+    library = implementation.partition("-")[0]
+    return {"TORCH_WEBGPU_IMPL": library, "TORCH_WEBGPU_ADAPTER": str(index), "TORCH_WEBGPU_CACHE": "off"}
 
 
 def places(session: Session, implementations: Sequence[str] = ()) -> list[tuple[str, int, str]]:

@@ -70,8 +70,8 @@ def measure(
             _tell_interrupt(session)
             raise
         _show(session, as_json)
-        if not session.run.measurements:
-            raise typer.Exit(1)
+    if not session.run.measurements:
+        raise typer.Exit(1)
 
 
 def _tell_interrupt(session: Session) -> None:
@@ -105,11 +105,14 @@ class Implementation(str, Enum):
     null = "dawn-null"
 
 
+Implementations = Annotated[
+    list[Implementation] | None, typer.Option(help="Only these; repeatable.", show_default="all installed")
+]
+
+
 @app.command()
 def dispatch(
-    implementation: Annotated[
-        list[Implementation] | None, typer.Option(help="Only these; repeatable.", show_default="all installed")
-    ] = None,
+    implementation: Implementations = None,
     quick: Quick = False,
     as_json: AsJson = False,
     folder: Out = RESULTS,
@@ -124,3 +127,30 @@ def dispatch(
 
     options = [f"--implementation={name}" for name in names]
     measure("dispatch", run, quick, as_json, folder, options)
+
+
+class ModelSize(str, Enum):
+    """Shapes of the decode step's model; ``tiny`` is two layers of SmolLM2-135M."""
+
+    tiny = "tiny"
+    half = "0.5B"
+
+
+@app.command()
+def overhead(
+    implementation: Implementations = None,
+    model_size: Annotated[ModelSize, typer.Option(help="Shape of the decode step's model.")] = ModelSize.tiny,
+    quick: Quick = False,
+    as_json: AsJson = False,
+    folder: Out = RESULTS,
+) -> None:
+    """Where the time of a tensor op and of a decode step goes: API, driver, GPU, C++, Python."""
+    names = sorted({i.value for i in implementation or ()})
+
+    def run(session: Session) -> None:
+        from ..bench.overhead import overhead
+
+        overhead(session, names, model_size.value)
+
+    options = [f"--implementation={name}" for name in names] + [f"--model-size={model_size.value}"]
+    measure("overhead", run, quick, as_json, folder, options)
