@@ -21,21 +21,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, StaticCache
 
 import torch_webgpu
-from benchmarks.generate import QWEN2_5_0_5B
+from torch_webgpu.bench.models import SHAPES
 from torch_webgpu.compiler.backend import compiled
 from torch_webgpu.llm import Generator
 from torch_webgpu.llm.quant import quantise
 
-SIZES = {
-    "0.5B": QWEN2_5_0_5B,
-    "1.5B": {
-        **QWEN2_5_0_5B,
-        "hidden_size": 1536,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "intermediate_size": 8960,
-    },
-}
+SIZES = {size: SHAPES[f"Qwen2.5-{size}"] for size in ("0.5B", "1.5B")}
 PROMPT = 16
 _UNFUSED = {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs": True}  # Inductor: a kernel an op, replayed
 

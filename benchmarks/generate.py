@@ -16,18 +16,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import torch_webgpu
+from torch_webgpu.bench.models import SHAPES
 
-QWEN2_5_0_5B = {
-    "hidden_size": 896,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "intermediate_size": 4864,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "rope_theta": 1e6,
-    "rms_norm_eps": 1e-6,
-}
+QWEN2_5_0_5B = SHAPES["Qwen2.5-0.5B"]
 
 
 def tokens_per_second(model: Any, device: str, prompt: int, new: int, runs: int) -> list[float]:

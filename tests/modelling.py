@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_webgpu.bench.vision_models import MBConv, SameConv2d
 from torch_webgpu.compiler import backend
 from torch_webgpu.compiler.executor import CompiledGraph
 
@@ -65,11 +66,11 @@ def small_cnn() -> nn.Module:
     """Convolutions dense and depthwise, odd padding, a residual, batch norms with statistics of their own."""
     torch.manual_seed(1)
     net = nn.Sequential(
-        models.SameConv2d(3, 8, 3, 2),
-        models._norm(8),
+        SameConv2d(3, 8, 3, 2),
+        nn.BatchNorm2d(8),
         nn.ReLU6(),
-        models.MBConv(8, 8, 3, 1, 6),
-        models.MBConv(8, 12, 5, 2, 2),
+        MBConv(8, 8, 3, 1, 6),
+        MBConv(8, 12, 5, 2, 2),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(12, 10),

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, pad, relu6
+
+from torch_webgpu.bench.vision_models import EfficientNetLite0
 
 VOCABULARY = 199
 
@@ -153,81 +154,6 @@ def dinov2_small() -> Any:
     renamed = {key if key in known else _current_name(key): w for key, w in state.items()}
     model.load_state_dict({"embeddings.mask_token": known["embeddings.mask_token"]} | renamed)
     return model.eval()
-
-
-class SameConv2d(nn.Conv2d):
-    """A convolution that pads as TensorFlow's SAME: the odd element goes to the right and below."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride, groups=groups, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Pads to ceil(size / stride) outputs, then convolves."""
-        pads: list[int] = []
-        for size, kernel, stride in zip(x.shape[:1:-1], self.kernel_size[::-1], self.stride[::-1], strict=True):
-            total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-            pads += [total // 2, total - total // 2]
-        return super().forward(pad(x, pads) if any(pads) else x)
-
-
-def _norm(channels: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(channels, eps=1e-3, momentum=0.01)
-
-
-class MBConv(nn.Module):
-    """Inverted residual: expand, depthwise, project; no squeeze-and-excitation."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, expand: int) -> None:
-        super().__init__()
-        inner = inputs * expand
-        self._expands, self._residual = expand != 1, stride == 1 and inputs == outputs
-        if self._expands:
-            self._expand_conv, self._bn0 = SameConv2d(inputs, inner, 1), _norm(inner)
-        self._depthwise_conv, self._bn1 = SameConv2d(inner, inner, kernel, stride, groups=inner), _norm(inner)
-        self._project_conv, self._bn2 = SameConv2d(inner, outputs, 1), _norm(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Adds the input where shapes allow."""
-        y = relu6(self._bn0(self._expand_conv(x))) if self._expands else x
-        y = relu6(self._bn1(self._depthwise_conv(y)))
-        y = self._bn2(self._project_conv(y))
-        return x + y if self._residual else y
-
-
-class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0: stem of 32 and head of 1280 channels, ReLU6 throughout."""
-
-    # Repeats, kernel, stride of the first, expansion, output channels.
-    STAGES = (
-        (1, 3, 1, 1, 16),
-        (2, 3, 2, 6, 24),
-        (2, 5, 2, 6, 40),
-        (3, 3, 2, 6, 80),
-        (3, 5, 1, 6, 112),
-        (4, 5, 2, 6, 192),
-        (1, 3, 1, 6, 320),
-    )
-
-    def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        channels = 32
-        self._conv_stem, self._bn0 = SameConv2d(3, channels, 3, 2), _norm(channels)
-        blocks = []
-        for repeats, kernel, stride, expand, outputs in self.STAGES:
-            for i in range(repeats):
-                blocks.append(MBConv(channels, outputs, kernel, stride if i == 0 else 1, expand))
-                channels = outputs
-        self._blocks = nn.ModuleList(blocks)
-        self._conv_head, self._bn1 = SameConv2d(channels, 1280, 1), _norm(1280)
-        self._fc = nn.Linear(1280, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of images of shape (batch, 3, height, width)."""
-        x = relu6(self._bn0(self._conv_stem(x)))
-        for block in self._blocks:
-            x = block(x)
-        x = relu6(self._bn1(self._conv_head(x)))
-        return self._fc(adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 def efficientnet_lite0() -> EfficientNetLite0:

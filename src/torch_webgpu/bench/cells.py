@@ -58,13 +58,21 @@ class _Taken:
     kept: dict[str, list[float]] = field(default_factory=dict)
 
 
-def measure(sink: Sink, experiment: Experiment, target: int, cells: Sequence[Cell], title: str) -> None:
-    """Samples every cell that the run does not hold yet, and keeps what came out.
+def measure(
+    sink: Sink,
+    experiment: Experiment,
+    target: int,
+    cells: Sequence[Cell],
+    title: str,
+    rounds: tuple[int, int] | None = None,
+) -> None:
+    """Samples every cell that the run does not hold yet, each once a round, and keeps what came out.
 
     A cell that raises what the device has complained of is left out with a note.
 
     Args:
         title: what progress calls it.
+        rounds: how many come before those that count, and how many count; the session's own unless given.
     """
     from ..errors import WebGPUError  # imports torch, which a session needs only in its workers
 
@@ -72,14 +80,13 @@ def measure(sink: Sink, experiment: Experiment, target: int, cells: Sequence[Cel
     taken = [_Taken() for _ in todo]
     failed: set[int] = set()
     order, generator = list(range(len(todo))), random.Random(_SEED)
-    first = warmups(sink.quick)
-    rounds = first + samples(sink.quick)
-    for number in range(rounds):
+    first, counting = rounds or (warmups(sink.quick), samples(sink.quick))
+    for number in range(first + counting):
         generator.shuffle(order)
         for done, i in enumerate(order):
             if i in failed:
                 continue
-            sink.progress(title, number + done / len(order), rounds)
+            sink.progress(title, number + done / len(order), first + counting)
             try:
                 values = todo[i].run()
             except WebGPUError as e:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .cells import Cell, measure
+from .names import GPU, HOST, INCREMENT, ONE_PASS, PASSES, PHASE_ORDER, PHASES, READ_BACK, SEQUENTIAL, UNWAITED, WAITED, WALL
 from .targets import NULL, webgpu_target
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ COUNTS, QUICK_COUNTS = (1, 3, 10, 30, 100, 300, 1000), (1, 10, 100, 300)
 WAITED_COUNTS, QUICK_WAITED_COUNTS = (1, 3, 10), (1, 2, 4)
 PLAN_COUNTS, QUICK_PLAN_COUNTS = (1, 10, 30, 100, 300), (1, 10, 100)
 SWEPT_COUNTS = (10, 30, 100)
-WORKLOAD = "increment"
 #: What else a dispatch's cost may depend on.
 SWEEPS: dict[str, tuple[int, ...]] = {"bindings": (2, 4, 8), "workgroups": (1, 64, 1024), "pipelines": (2, 8, 32)}
 _GAPS_MS = (0, 1, 10, 100)
@@ -52,8 +51,7 @@ def places(session: Session, implementations: Sequence[str] = ()) -> list[tuple[
 
     session.progress("Asking for adapters…")
     found: list[tuple[str, int, str]] = []
-    wanted = [name for name in IMPLEMENTATIONS if not implementations or name in implementations]
-    facts = probe_all(wanted)
+    facts = probe_all(name for name in IMPLEMENTATIONS if not implementations or name in implementations)
     for name, known in facts.items():
         for text in (known["advice"], known["error"]):
             if text:
@@ -83,18 +81,18 @@ def _cell(
     method: str,
     n: int,
     parameters: Mapping[str, Any] | None = None,
-    metrics: tuple[str, ...] = ("wall", "host"),
+    metrics: tuple[str, ...] = (WALL, HOST),
 ) -> Cell:
     def run() -> dict[str, float]:
         sample = loop.run(method, n)
         return {metric: getattr(sample, metric) for metric in metrics}
 
-    return Cell(WORKLOAD, method, {**(parameters or {}), "n": n}, metrics, run)
+    return Cell(INCREMENT, method, {**(parameters or {}), "n": n}, metrics, run)
 
 
 def counts(method: str, quick: bool) -> tuple[int, ...]:
     """The n of a method: few where each dispatch is waited for."""
-    if method in ("single-op waited", "single-op read back"):
+    if method in (WAITED, READ_BACK):
         return QUICK_WAITED_COUNTS if quick else WAITED_COUNTS
     return QUICK_COUNTS if quick else COUNTS
 
@@ -107,7 +105,7 @@ def _methods(sink: Sink, device: Device, target: int, title: str) -> None:
     loop = Loop(device)
     cells = []
     for method in METHODS:
-        metrics = ("host",) if method == "single-op unwaited" else ("wall", "host")
+        metrics = (HOST,) if method == UNWAITED else (WALL, HOST)
         cells += [_cell(loop, method, n, metrics=metrics) for n in counts(method, sink.quick)]
     open_tensors(device)
     cells += eager_cells("webgpu", counts("", sink.quick), device.computes)
@@ -135,7 +133,7 @@ def _gpu(sink: Sink, device: Device, target: int, title: str) -> None:
     loop = Loop(device)
     cells = [
         _timed_cell(loop, method, n)
-        for method in ("sequential", "passes in one submit", "one pass")
+        for method in (SEQUENTIAL, PASSES, ONE_PASS)
         for n in (QUICK_COUNTS if sink.quick else COUNTS)
     ]
     measure(sink, "dispatch", target, cells, f"{title}: GPU time")
@@ -150,7 +148,7 @@ def _timed_cell(loop: Loop, method: str, n: int) -> Cell:
         dropped[0] += sample.dropped
         steps.add(sample.step)
         assert sample.gpu is not None
-        return {"gpu": sample.gpu}
+        return {GPU: sample.gpu}
 
     def notes() -> list[str]:
         import math
@@ -160,11 +158,11 @@ def _timed_cell(loop: Loop, method: str, n: int) -> Cell:
             found.append(f"{dropped[0]} passes with a negative difference of timestamps are not in the sums")
         return found
 
-    return Cell(WORKLOAD, method, {"n": n}, ("gpu",), run, notes=notes)
+    return Cell(INCREMENT, method, {"n": n}, (GPU,), run, notes=notes)
 
 
 def _phases(sink: Sink, device: Device, target: int, title: str) -> None:
-    from .loop import PHASES, Loop
+    from .loop import Loop
 
     loop = Loop(device)
     note = f"a dispatch's mean over {_PHASES_OF} sequential ones; {device.clock_ns:.1f} ns for reading the clock taken off"
@@ -172,7 +170,7 @@ def _phases(sink: Sink, device: Device, target: int, title: str) -> None:
     def run() -> dict[str, float]:
         return {name: spent / _PHASES_OF for name, spent in loop.phases(_PHASES_OF).items()}
 
-    cell = Cell(WORKLOAD, "phases", {}, PHASES, run, notes=lambda: [note])
+    cell = Cell(INCREMENT, PHASES, {}, PHASE_ORDER, run, notes=lambda: [note])
     measure(sink, "dispatch", target, [cell], f"{title}: phases")
     loop.verify()
 
@@ -182,15 +180,17 @@ def _sweeps(sink: Sink, device: Device, target: int, title: str) -> None:
 
     room = device.handle.limits["maxStorageBuffersPerShaderStage"]
     kernels: list[tuple[dict[str, Any], Kernel]] = [({"uniform": True}, Kernel(uniform=True))]
+    more: dict[str, Any]
     for name, values in SWEEPS.items():
         for value in values[-1:] if sink.quick else values:
             if name != "bindings" or value <= room:
-                kernels.append(({name: value}, replace(Kernel(), **{name: value})))
+                more = {name: value}
+                kernels.append((more, Kernel(**more)))
     loops = [(parameters, Loop(device, kernel)) for parameters, kernel in kernels]
     cells = [
         _cell(loop, method, n, parameters)
         for parameters, loop in loops
-        for method in ("sequential", "one pass")
+        for method in (SEQUENTIAL, ONE_PASS)
         for n in SWEPT_COUNTS
     ]
     measure(sink, "dispatch", target, cells, f"{title}: bindings, workgroups, pipelines")
@@ -209,9 +209,9 @@ def _gaps(sink: Sink, device: Device, target: int, title: str) -> None:
     def cell(gap: int) -> Cell:
         def run() -> dict[str, float]:
             time.sleep(gap / 1e3)
-            return {"wall": loop.run("single-op waited", 1).wall}
+            return {WALL: loop.run(WAITED, 1).wall}
 
-        return Cell(WORKLOAD, "after an idle gap", {"gap_ms": gap}, ("wall",), run)
+        return Cell(INCREMENT, "after an idle gap", {"gap_ms": gap}, (WALL,), run)
 
     measure(sink, "dispatch", target, [cell(gap) for gap in _GAPS_MS], f"{title}: idle gaps")
     loop.verify()

@@ -12,20 +12,12 @@ from typing import Any
 from .. import _C, runtime
 from ..errors import WebGPUError
 from ..runtime.base import AdapterInfo, DeviceHandle
+from .names import ONE_PASS, PASSES, PHASE_ORDER, READ_BACK, SEQUENTIAL, UNWAITED, WAITED
 from .targets import NULL
 
 #: In the order of csrc/loops.h. All but the last two make an encoder, a pass and a submit for each dispatch.
-METHODS = (
-    "single-op waited",
-    "single-op read back",
-    "single-op unwaited",
-    "sequential",
-    "passes in one submit",
-    "one pass",
-)
-PHASES = ("encoder", "begin pass", "set pipeline", "set bind group", "dispatch", "end pass", "finish", "submit", "release")
+METHODS = (WAITED, READ_BACK, UNWAITED, SEQUENTIAL, PASSES, ONE_PASS)
 WORKGROUP = 64
-MOST_TIMED_PASSES = 2048
 
 
 @dataclass(frozen=True)
@@ -167,16 +159,16 @@ class Loop:
         self.dispatched += n
         wall, host, gpu, dropped, step = _C.run_loop(self._loop, number, n, delay * 1e3, timestamps)
         self.device.check(method)
-        if number <= METHODS.index("single-op unwaited"):
+        if number <= METHODS.index(UNWAITED):
             host -= n * self.device.clock_ns
         return Sample(wall / 1e3, host / 1e3, gpu / 1e3 if timestamps else None, dropped, step)
 
     def phases(self, n: int) -> dict[str, float]:
-        """Microseconds of each of ``PHASES`` in n sequential dispatches, without the cost of reading the clock."""
+        """Microseconds of each of ``names.PHASE_ORDER`` in n sequential dispatches, less the clock's own cost."""
         self.dispatched += n
         spent = _C.run_phases(self._loop, n)
         self.device.check("phases")
-        return {name: (ns - n * self.device.clock_ns) / 1e3 for name, ns in zip(PHASES, spent, strict=True)}
+        return {name: (ns - n * self.device.clock_ns) / 1e3 for name, ns in zip(PHASE_ORDER, spent, strict=True)}
 
     def words(self) -> array[int]:
         """The buffer that dispatches count in."""

@@ -33,6 +33,7 @@ class Environment(_Record):
     """What a figure depends on besides the program.
 
     Attributes:
+        cores, memory: None in imported runs whose source does not say.
         versions: of Python, the package, PyTorch and the libraries measured, by name; missing ones are left out.
         load: average number of running processes in the last minute, before the run.
         governor: frequency policy of the CPU, where the system tells it.
@@ -41,8 +42,8 @@ class Environment(_Record):
 
     system: str
     cpu: str
-    cores: int
-    memory: int = Field(description="bytes")
+    cores: int | None
+    memory: int | None = Field(description="bytes")
     versions: dict[str, str]
     load: Number | None = None
     governor: str | None = None

@@ -163,6 +163,11 @@ class Comparison:
     d: float
 
 
+def compared(a: Sequence[float], b: Sequence[float]) -> Comparison | None:
+    """As ``compare``; None where b's mean or median is 0, as a coarse clock may make it."""
+    return compare(a, b) if np.mean(b) and np.median(b) else None
+
+
 def compare(a: Sequence[float], b: Sequence[float]) -> Comparison:
     """Compares two groups of samples; ValueError where one is empty or b's mean is 0."""
     x, y = np.asarray(a, dtype=float), np.asarray(b, dtype=float)

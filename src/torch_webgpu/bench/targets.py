@@ -59,12 +59,10 @@ def cpu_target() -> Target:
     )
 
 
-def cuda_target() -> Target | None:
-    """PyTorch on the present CUDA device; None where there is none."""
+def cuda_target() -> Target:
+    """PyTorch on the present CUDA device."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return Target(
         kind="cuda",
@@ -79,12 +77,18 @@ def cuda_target() -> Target | None:
     )
 
 
+def mps_target() -> Target:
+    """PyTorch on Apple's GPU."""
+    return cpu_target().model_copy(update={"kind": "mps", "adapter_kind": "integrated", "backend": "Metal"})
+
+
 def torch_target(device: str) -> Target:
-    """The target of ``webgpu``, ``cuda`` or ``cpu``; ValueError for what is not here."""
-    target = {"webgpu": present_target, "cuda": cuda_target, "cpu": cpu_target}[device.partition(":")[0]]()
-    if target is None:
-        raise ValueError(f"there is no {device} device here")
-    return target
+    """The target of ``webgpu``, ``cuda``, ``mps`` or ``cpu``; ValueError for what is not here."""
+    from .places import missing
+
+    if (why := missing(device)) is not None:
+        raise ValueError(why)
+    return {"webgpu": present_target, "cuda": cuda_target, "mps": mps_target, "cpu": cpu_target}[device]()
 
 
 def clocks(name: str, kind: str) -> dict[str, float]:

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from ..errors import WebGPUError
 from .cells import Cell
+from .names import EAGER, HOST, INCREMENT, PLAN, WALL
+from .places import wait
 
 _WORDS = 256
-WORKLOAD = "increment"
-
-
-def synchronize(device: str) -> None:
-    """Waits for all of a device's work."""
-    if device != "cpu":
-        torch.get_device_module(device).synchronize()
 
 
 def timed(device: str, run: Callable[[], object]) -> dict[str, float]:
     """Microseconds of a call on an idle device: ``host`` until it returns, ``wall`` until its work is done."""
-    synchronize(device)
+    wait(device)
     start = time.perf_counter_ns()
     result = run()
     returned = time.perf_counter_ns()
-    synchronize(device)
+    wait(device)
     done = time.perf_counter_ns()
     del result  # not while the clock runs
-    return {"wall": (done - start) / 1e3, "host": (returned - start) / 1e3}
+    return {WALL: (done - start) / 1e3, HOST: (returned - start) / 1e3}
 
 
 def eager_cells(device: str, counts: Sequence[int], check: bool = True) -> list[Cell]:
@@ -52,11 +48,9 @@ def eager_cells(device: str, counts: Sequence[int], check: bool = True) -> list[
 
     if check:
         _expect("x + 1.0 op by op", chain(7), 7)
-
-    def cell(n: int) -> Cell:
-        return Cell(WORKLOAD, "torch eager op", {"n": n}, ("wall", "host"), lambda: timed(device, lambda: chain(n)))
-
-    return [cell(n) for n in counts]
+    return [
+        Cell(INCREMENT, EAGER, {"n": n}, (WALL, HOST), partial(lambda n: timed(device, lambda: chain(n)), n)) for n in counts
+    ]
 
 
 def plan_cells(device: str, counts: Sequence[int], check: bool = True) -> list[Cell]:
@@ -90,7 +84,7 @@ def plan_cells(device: str, counts: Sequence[int], check: bool = True) -> list[C
             raise WebGPUError(f"the compiled plan was to have {n} dispatches, but has {made}")
         if check:
             _expect(f"a compiled plan of {n} dispatches", out, n)
-        return Cell(WORKLOAD, "compiled plan", {"n": n}, ("wall", "host"), lambda: timed(device, run))
+        return Cell(INCREMENT, PLAN, {"n": n}, (WALL, HOST), lambda: timed(device, run))
 
     for n in counts:
         torch._dynamo.reset()  # else the chains are one function with too many variants

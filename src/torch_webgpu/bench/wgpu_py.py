@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import wgpu
@@ -11,7 +12,8 @@ import wgpu
 from ..errors import WebGPUError
 from ..runtime.base import AdapterInfo
 from .cells import Cell
-from .loop import METHODS, WORKGROUP, Kernel
+from .loop import WORKGROUP, Kernel
+from .names import HOST, INCREMENT, ONE_PASS, PASSES, SEQUENTIAL, WALL
 
 PREFIX = "wgpu-py: "
 _KERNEL = Kernel()
@@ -81,7 +83,7 @@ class PythonLoop:
         self.device.queue.read_buffer(self.buffer, 0, 4)
         done = time.perf_counter_ns()
         self.dispatched += n
-        return {"wall": (done - start) / 1e3, "host": (returned - start) / 1e3}
+        return {WALL: (done - start) / 1e3, HOST: (returned - start) / 1e3}
 
     def verify(self) -> None:
         """Raises WebGPUError unless every dispatch has run once."""
@@ -93,12 +95,12 @@ class PythonLoop:
 def python_cells(adapter: AdapterInfo, counts: Sequence[int]) -> list[Cell]:
     """Cells of the ways that need no wait between dispatches."""
     loop = PythonLoop(adapter)
-    ways = dict(zip(METHODS[3:], (loop.sequential, loop.passes, loop.one_pass), strict=True))
+    ways = {SEQUENTIAL: loop.sequential, PASSES: loop.passes, ONE_PASS: loop.one_pass}
     for way in ways.values():
         loop.timed(way, 3)
     loop.verify()
-
-    def cell(name: str, n: int) -> Cell:
-        return Cell("increment", f"{PREFIX}{name}", {"n": n}, ("wall", "host"), lambda: loop.timed(ways[name], n))
-
-    return [cell(name, n) for name in ways for n in counts]
+    return [
+        Cell(INCREMENT, f"{PREFIX}{name}", {"n": n}, (WALL, HOST), partial(loop.timed, way, n))
+        for name, way in ways.items()
+        for n in counts
+    ]

@@ -37,7 +37,7 @@ def default_model() -> Path:
     )
 
 
-def _locate(name_or_path: str | None) -> tuple[str, dict[str, Any]]:
+def locate(name_or_path: str | None) -> tuple[str, dict[str, Any]]:
     """First argument and keywords of ``from_pretrained``."""
     path = Path(name_or_path).expanduser() if name_or_path is not None else default_model()
     if path.is_dir():
@@ -87,7 +87,7 @@ def load(
     except ImportError as e:
         message = f"Language models need transformers ({e}); get it with `pip install 'torch-webgpu[llm]'`."
         raise ModelError(message) from e
-    name, keywords = _locate(name_or_path)
+    name, keywords = locate(name_or_path)
     if quantize == "gguf" and "gguf_file" not in keywords:
         raise ModelError(f"{name_or_path} is no GGUF file, so it has no weights to take over; use 'int8' or 'int4'.")
     try:

@@ -20,11 +20,11 @@ from ..kernels.pointwise import (
     index_code,
     index_words,
 )
+from ..kernels.reduction import normal_dims
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error, spans
 from ..registry import lower
 from ..runtime import device
 from ..wgsl import BOOL, U8
-from .reduction import normal_dims
 
 MOST_INDICES = 5  # with source, destination and error buffer: the eight bindings every adapter has
 _MESSAGE = "index {{value}} is out of bounds for dimension with size {{size}} in {op}"

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..kernels.pointwise import contiguous, emit
+from ..kernels.reduction import normal_dims
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
 from ..wgsl import F32, DType
-from .reduction import normal_dims
 
 WORKGROUP = 128
 _HEAD = (

@@ -11,9 +11,9 @@ from ..kernels.pointwise import (
     MAIN,
     WORKGROUP,
 )
+from ..kernels.reduction import normal_dims
 from ..recipe import Graph, Tensor, Words, grid
 from ..registry import lower
-from .reduction import normal_dims
 
 
 def _rearranged(graph: Graph, x: Tensor, out: Tensor, name: str, words: Any, coordinate: Any) -> Tensor:

@@ -1,0 +1,1 @@
+"""The report: files of the instrument in, one HTML page and one Markdown file out."""
