@@ -1,6 +1,6 @@
 #!/bin/sh
-# Looks for what pip cannot bring (compiler, Python headers, a Vulkan driver, valgrind for the tests). On Debian and Ubuntu it installs what is
-# missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON]
+# Looks for what pip cannot bring: compiler, Python headers, a Vulkan driver, and valgrind for the tests. On Debian and
+# Ubuntu it installs what is missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON]
 set -eu
 python=${1:-python3}
 missing=""

@@ -1,36 +1,57 @@
 """``torch-webgpu bench overhead``: where the time of one tensor op, and of one decode step, goes.
 
-The same op is measured from the inside out; each layer's share is the difference of two neighbours:
+The same work is done from the inside out, n times with one wait, and the slopes over n are compared (``report.stacks``):
 
-- ``API and driver``: C++ loops on a kernel with the op's bindings, all dispatches in one pass. On ``dawn-null`` it is the API
-  alone. ``host`` is the calls, ``wall`` has queue and GPU in it, ``gpu`` is the GPU's own timestamps.
-- ``C++ dispatcher``: the op called n times from C++ through PyTorch's dispatcher, so the core's own work is added.
-- ``Python``: the op called from Python.
-- ``stages of the core``: the C++ core's part by its own counters, which cost about 25 ns each.
+- ``calls alone``: C++ loops that make the calls to the library which the work needs, on buffers of their own. On
+  ``dawn-null`` that is the API alone; elsewhere it is the API and the driver.
+- ``from C++``: the op through PyTorch's dispatcher and the C++ core, called by a C++ loop; a step's plan, replayed.
+- ``from Python``: each op, or step, by its Python call.
 
-Recording and encoding run in two threads: ``host`` of the last three has no encoding in it, ``wall`` has all. CUDA's launches
-(``Python``, ``C++ dispatcher``, ``CUDA graph``) and the processor's are measured the same way.
+Time is taken until the calls have returned (``host``), until all is encoded and submitted (``submitted``) and until all is done
+(``wall``); ``gpu`` is between the timestamps at the ends of the passes. n is so small that all of it is one submit: recording,
+encoding and the GPU's work come one after the other, so that the layers add up to the whole. ``overlapped`` is what a
+stream of work takes, where the three go on at once.
+
+CUDA's stack is made of launches from Python, from C++ and by a CUDA graph; the processor's of the first two.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .cells import Cell, measure
+from .names import (
+    CALLS_ALONE,
+    CUDA_GRAPH,
+    FROM_CPP,
+    FROM_PYTHON,
+    GPU,
+    HOST,
+    ONE_PASS,
+    OVERLAPPED,
+    STAGE_ORDER,
+    STAGES,
+    SUBMITTED,
+    WALL,
+)
 from .targets import torch_target, webgpu_target
 
 if TYPE_CHECKING:
     import torch
 
+    from .loop import Device, Kernel, Loop
     from .session import Session, Sink
 
 COUNTS, QUICK_COUNTS = (1, 5, 15, 40), (1, 10, 40)  # fewer than a submit takes
-STEP_COUNTS, QUICK_STEP_COUNTS = (1, 2, 4, 8), (1, 2, 4)
-_GRAPH_COUNTS = (1, 10, 100)
-STAGES = ("key", "output", "record", "stack")
+LONG_COUNTS, QUICK_LONG_COUNTS = (128, 384, 1024), (128, 256, 512)  # whole submits, so that they overlap
+GRAPH_COUNTS = (1, 10, 100)
+MOST_IN_A_SUBMIT = 1000  # the native core's most is 1024
+DEFAULT_MODEL = "tiny"
 
 
 @dataclass(frozen=True)
@@ -57,63 +78,142 @@ OPS = (
 )
 
 
-def overhead(session: Session, implementations: Sequence[str] = (), model_size: str = "tiny") -> None:
+def overhead(session: Session, implementations: Sequence[str] = (), model: str = DEFAULT_MODEL) -> None:
     """Measures everything that is installed here, the processor and CUDA too.
 
     Args:
         implementations: as in ``dispatch``; given, neither the processor nor CUDA is measured.
-        model_size: of the decode step; see ``decode_model``.
+        model: of the decode step, one of ``models.SHAPES``, with random weights.
     """
     from .dispatch import environment, places
 
     for name, index, title in places(session, implementations):
-        request = {"implementation": name, "adapter": index, "title": title, "model_size": model_size}
+        request = {"implementation": name, "adapter": index, "title": title, "model": model}
         session.work("overhead:measure_place", request, environment(name, index))
     for device in () if implementations else ("cpu", "cuda"):
-        session.work("overhead:measure_torch", {"device": device, "title": f"torch on {device}"}, {})
+        session.work("overhead:measure_torch", {"device": device, "title": f"torch on {device}", "model": model}, {})
 
 
 def measure_place(request: Mapping[str, Any], sink: Sink) -> None:
     """One adapter of one implementation; runs in a process of its own."""
     from .dispatch import open_tensors
     from .loop import Device, adapter_of
+    from .overhead_step import step_cells
 
     device = Device(adapter_of(request["implementation"], request["adapter"]))
     open_tensors(device)
     target, title = sink.target(webgpu_target(device.adapter)), request["title"]
-    cells = [cell for op in OPS for cell in (*_loop_cells(device, op, sink.quick), *_op_cells("webgpu", op, sink.quick))]
-    cells += [_stages(op) for op in OPS]
+    if device.computes and not device.timestamps:
+        sink.note(f"{title}: the adapter has no timestamp queries, so GPU and queue are one layer")
+    loops, cells = [], []
+    for op in OPS:
+        loop, found = calls_alone(device, op.name, op.bindings, counts(sink.quick))
+        loops.append(loop)
+        cells += [
+            *found,
+            *_op_cells("webgpu", op, sink.quick, device.computes),
+            *_overlapped_cells(op, sink.quick),
+            _stages(op),
+        ]
+        if device.timestamps:
+            way = _ways("webgpu", op)[FROM_CPP]
+            cells += [gpu_cell(op.name, n, partial(way, n)) for n in counts(sink.quick)]
     measure(sink, "overhead", target, cells, f"{title}: ops")
-    measure(sink, "overhead", target, _decode_cells(device, request["model_size"], sink), f"{title}: decode step")
+    loop, cells = step_cells(device, request["model"], sink)
+    measure(sink, "overhead", target, cells, f"{title}: decode step")
+    for loop in (*loops, loop):
+        loop.verify()
 
 
 def measure_torch(request: Mapping[str, Any], sink: Sink) -> None:
-    """PyTorch's own devices; a missing CUDA device is nothing to tell."""
-    import torch
+    """PyTorch's own devices; runs in a process of its own. A missing CUDA device is nothing to tell."""
+    from .overhead_step import cuda_step_cells
+    from .places import missing
 
-    device = request["device"]
-    if device == "cuda" and not torch.cuda.is_available():
+    device, title = request["device"], request["title"]
+    if missing(device):
         return
-    cells = [cell for op in OPS for cell in _op_cells(device, op, sink.quick)]
+    target = sink.target(torch_target(device))
+    cells = [cell for op in OPS for cell in _op_cells(device, op, sink.quick, True)]
     if device == "cuda":
-        cells += [cell for op in OPS for cell in _graph_cells(op)]
-    measure(sink, "overhead", sink.target(torch_target(device)), cells, f"{request['title']}: ops")
+        cells += [_graph_cell(op, n) for op in OPS for n in GRAPH_COUNTS]
+    measure(sink, "overhead", target, cells, f"{title}: ops")
+    if device == "cuda":
+        measure(sink, "overhead", target, cuda_step_cells(request["model"], sink.quick), f"{title}: decode step")
 
 
-def _loop_cells(device: Any, op: Op, quick: bool) -> list[Cell]:
+def counts(quick: bool) -> tuple[int, ...]:
+    """The n of what may not overlap."""
+    return QUICK_COUNTS if quick else COUNTS
+
+
+# ---------------------------------------------------------------------------------------------------- parts of a sample
+
+
+def staged(run: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of work on webgpu tensors that is less than a submit: returned, submitted, done."""
+    from .. import _C
+    from .places import wait
+
+    wait("webgpu")
+    start = time.perf_counter_ns()
+    result = run()
+    returned = time.perf_counter_ns()
+    _C.drain()
+    submitted = time.perf_counter_ns()
+    wait("webgpu")
+    done = time.perf_counter_ns()
+    del result  # not while the clock runs
+    return {HOST: (returned - start) / 1e3, SUBMITTED: (submitted - start) / 1e3, WALL: (done - start) / 1e3}
+
+
+def gpu_cell(workload: str, n: int, run: Callable[[], object], ready: Callable[[], object] = lambda: None) -> Cell:
+    """The same by the GPU's timestamps, which cost time themselves and so are taken apart.
+
+    Args:
+        ready: called before each sample.
+    """
+    from .. import _C
+
+    lost = [0]
+
+    def measured() -> dict[str, float]:
+        ready()
+        _C.time_passes(True)
+        run()
+        ns, _, dropped, untimed = _C.time_passes(False)
+        lost[0] += dropped + untimed
+        return {GPU: ns / 1e3}
+
+    def notes() -> list[str]:
+        return [f"{lost[0]} passes without usable timestamps are not in the sums"] if lost[0] else []
+
+    return Cell(workload, FROM_CPP, {"n": n}, (GPU,), measured, notes=notes)
+
+
+def calls_alone(
+    device: Device, workload: str, bindings: int, n: Sequence[int], each: int = 1, pipelines: int = 1
+) -> tuple[Loop, list[Cell]]:
+    """The loop of calls that ``n`` times the work make, and its cells.
+
+    Args:
+        bindings: storage buffers of a dispatch; beside them there is a uniform with a dynamic offset, as in the core.
+        each: dispatches of the work.
+        pipelines: different ones, taken in turn.
+    """
     from .loop import Kernel, Loop
 
-    loop = Loop(device, Kernel(bindings=op.bindings, uniform=True))
+    kernel: Kernel = Kernel(bindings=bindings, uniform=True, pipelines=pipelines)
+    loop = Loop(device, kernel)
 
-    def cell(n: int, gpu: bool) -> Cell:
-        def run() -> dict[str, float]:
-            sample = loop.run("one pass", n, timestamps=gpu)
-            return {"wall": sample.wall, "host": sample.host} if sample.gpu is None else {"gpu": sample.gpu}
+    def run(n: int) -> dict[str, float]:
+        sample = loop.run(ONE_PASS, n * each)
+        return {WALL: sample.wall, HOST: sample.host}
 
-        return Cell(op.name, "API and driver", {"n": n}, ("gpu",) if gpu else ("wall", "host"), run)
+    return loop, [Cell(workload, CALLS_ALONE, {"n": i}, (WALL, HOST), partial(run, i)) for i in n]
 
-    timed = (False, True) if device.timestamps else (False,)
-    return [cell(n, gpu) for n in (QUICK_COUNTS if quick else COUNTS) for gpu in timed]
+
+# ---------------------------------------------------------------------------------------------------- ops
 
 
 def _tensors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,157 +222,103 @@ def _tensors(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.full((16, 16), 2.0, device=device), torch.full((16, 16), 3.0, device=device)
 
 
-def _op_cells(device: str, op: Op, quick: bool) -> list[Cell]:
+def _ways(device: str, op: Op) -> dict[str, Callable[[int], object]]:
+    """Calls of the op n times, from C++ and from Python, on tensors of their own."""
     import torch
 
     from .. import _C
-    from .torch_cells import synchronize, timed
 
     x, y = _tensors(device)
-    arguments = [{"x": x, "y": y}.get(a, a) if isinstance(a, str) else a for a in op.arguments]
+    tensors = {"x": x, "y": y}
+    arguments = [tensors[a] if isinstance(a, str) else a for a in op.arguments]
 
     def from_python(n: int) -> None:
+        call = op.python
         with torch.inference_mode():
             for _ in range(n):
-                op.python(x, y)
+                call(x, y)
 
-    def from_cpp(n: int) -> dict[str, float]:
-        synchronize(device)
-        start = time.perf_counter_ns()
-        host = _C.run_op(op.schema, op.overload, arguments, n)
-        synchronize(device)
-        return {"wall": (time.perf_counter_ns() - start) / 1e3, "host": host / 1e3}
+    return {FROM_CPP: lambda n: _C.run_op(op.schema, op.overload, arguments, n), FROM_PYTHON: from_python}
 
-    def cells(n: int) -> list[Cell]:
-        return [
-            Cell(op.name, "Python", {"n": n}, ("wall", "host"), lambda: timed(device, lambda: from_python(n))),
-            Cell(op.name, "C++ dispatcher", {"n": n}, ("wall", "host"), lambda: from_cpp(n)),
-        ]
 
-    return [cell for n in (QUICK_COUNTS if quick else COUNTS) for cell in cells(n)]
+def _op_cells(device: str, op: Op, quick: bool, check: bool) -> list[Cell]:
+    """From C++ and from Python.
+
+    Args:
+        check: whether the device computes: its result is looked at once.
+
+    Raises:
+        WebGPUError: where the result is wrong.
+    """
+    import torch
+
+    from ..errors import WebGPUError
+    from .torch_cells import timed
+
+    found, wanted = op.python(*_tensors(device)).cpu(), op.python(*_tensors("cpu"))
+    if check and not torch.allclose(found, wanted):
+        raise WebGPUError(f"{op.name} gave {found.flatten()[:4].tolist()}… instead of {wanted[0, 0]}")
+    time_it, metrics = (staged, (HOST, SUBMITTED, WALL)) if device == "webgpu" else (partial(timed, device), (HOST, WALL))
+
+    def cell(method: str, way: Callable[[int], object], n: int) -> Cell:
+        return Cell(op.name, method, {"n": n}, metrics, lambda: time_it(lambda: way(n)))
+
+    return [cell(method, way, n) for n in counts(quick) for method, way in _ways(device, op).items()]
+
+
+def _overlapped_cells(op: Op, quick: bool) -> list[Cell]:
+    from .torch_cells import timed
+
+    call = _ways("webgpu", op)[FROM_PYTHON]
+
+    def cell(n: int) -> Cell:
+        return Cell(op.name, OVERLAPPED, {"n": n}, (WALL, HOST), lambda: timed("webgpu", lambda: call(n)))
+
+    return [cell(n) for n in (QUICK_LONG_COUNTS if quick else LONG_COUNTS)]
 
 
 def _stages(op: Op) -> Cell:
-    import torch
-
+    """What the C++ core does in a call, by its own counters, which cost about 25 ns each."""
     from .. import _C
-    from .torch_cells import synchronize
+    from .places import wait
 
-    x, y = _tensors("webgpu")
+    call = _ways("webgpu", op)[FROM_PYTHON]
 
     def run() -> dict[str, float]:
-        synchronize("webgpu")
+        wait("webgpu")
         _C.profile(True)
         _C.reset_stats()
-        with torch.inference_mode():
-            for _ in range(COUNTS[-1]):
-                op.python(x, y)
+        call(COUNTS[-1])
         stats = _C.stats()
         _C.profile(False)
-        return {stage: stats[f"{stage}_ns"] / stats["launches"] / 1e3 for stage in STAGES}
+        return {stage: stats[f"{stage}_ns"] / stats["launches"] / 1e3 for stage in STAGE_ORDER}
 
-    with torch.inference_mode():
-        op.python(x, y)
-    return Cell(op.name, "stages of the core", {}, STAGES, run)
+    call(1)
+    return Cell(op.name, STAGES, {}, STAGE_ORDER, run)
 
 
-def _graph_cells(op: Op) -> list[Cell]:
+def _graph_cell(op: Op, n: int) -> Cell:
     import torch
 
     from .torch_cells import timed
 
     x, y = _tensors("cuda")
-
-    def cell(n: int) -> Cell:
-        with torch.inference_mode():
-            stream = torch.cuda.Stream()
-            with torch.cuda.stream(stream):  # warm, as capturing wants it
-                op.python(x, y)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(n):
-                    op.python(x, y)
-        return Cell(op.name, "CUDA graph", {"n": n}, ("wall", "host"), lambda: timed("cuda", graph.replay))
-
-    return [cell(n) for n in _GRAPH_COUNTS]
-
-
-#: Shapes of decoders: SmolLM2-135M's layer with two of its thirty, and Qwen2.5-0.5B.
-MODELS: dict[str, dict[str, int]] = {
-    "tiny": {
-        "hidden_size": 576,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "vocab_size": 4096,
-    },
-    "0.5B": {
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151936,
-    },
-}
+    with torch.inference_mode():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # warm on a stream of its own, as capturing wants it
+            op.python(x, y)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [op.python(x, y) for _ in range(n)]
+    graph.replay()
+    if not torch.allclose(found := results[-1].cpu(), op.python(*_tensors("cpu"))):
+        raise RuntimeError(f"a CUDA graph of {op.name} gave {found.flatten()[:4].tolist()}…")
+    return Cell(op.name, CUDA_GRAPH, {"n": n}, (WALL, HOST), partial(timed, "cuda", graph.replay))
 
 
-def decode_model(size: str) -> Any:
-    """A decoder of one of ``MODELS``'s shapes with random weights, float32, on the processor."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(**MODELS[size], max_position_embeddings=512, tie_word_embeddings=True)
-    return LlamaForCausalLM(config).eval()
-
-
-def _decode_cells(device: Any, size: str, sink: Sink) -> list[Cell]:
-    """A compiled decode step: n steps without a wait between them; and the balance of host and GPU."""
-    import torch
-
-    from .. import _C
-    from ..llm import Generator
-    from .torch_cells import synchronize, timed
-
-    counts = QUICK_STEP_COUNTS if sink.quick else STEP_COUNTS
-    prompt = torch.arange(1, 9)
-    generator = Generator(decode_model(size).to("webgpu"), len(prompt) + 2 * counts[-1] + 2, compile_prompts=False)
-    workload = f"decode step, {size}"
-    # On the null driver nothing is computed, so a token may be any number: only what the calls cost is seen.
-    generator.compile(prompt)
-
-    def ready() -> None:
-        generator.prefill(prompt)
-        synchronize("webgpu")
-
-    def steps(n: int) -> dict[str, float]:
-        ready()
-        return timed("webgpu", lambda: generator.advance(n))
-
-    def gpu_us(n: int) -> float:
-        ready()
-        _C.time_passes(True)
-        generator.advance(n)
-        ns, passes, dropped, untimed = _C.time_passes(False)
-        if dropped or untimed or not passes:
-            sink.note(f"{workload}: of {passes + untimed} passes {dropped + untimed} have no usable timestamps")
-        return float(ns) / 1e3
-
-    def balance() -> dict[str, float]:
-        n = counts[-1]
-        return {"host over gpu": steps(n)["host"] / max(gpu_us(n), 1e-3)}
-
-    def cell(n: int) -> Cell:
-        return Cell(workload, "compiled plan", {"n": n}, ("wall", "host"), lambda: steps(n))
-
-    def gpu_cell(n: int) -> Cell:
-        return Cell(workload, "compiled plan", {"n": n}, ("gpu",), lambda: {"gpu": gpu_us(n)})
-
-    cells = [cell(n) for n in counts]
-    if device.timestamps:
-        cells += [gpu_cell(n) for n in counts]
-        cells.append(Cell(workload, "compiled plan", {}, ("host over gpu",), balance, unit="ratio"))
-    return cells
+def closest(values: Sequence[int]) -> int:
+    """Their mean as a whole number; 1 for none."""
+    return max(1, math.floor(sum(values) / len(values) + 0.5)) if values else 1

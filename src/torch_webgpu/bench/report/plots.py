@@ -122,9 +122,14 @@ def residuals(key: str, fits: Sequence[Fitted], alt: str) -> str:
         return _svg(figure, key, alt)
 
 
-def stacked(key: str, bars: Mapping[str, Mapping[str, float]], alt: str, unit: str = "µs") -> str:
-    """Horizontal bars of parts; negative parts, which noise makes, are drawn as nothing."""
+def stacked(key: str, bars: Mapping[str, Mapping[str, float]], alt: str, unit: str = "µs", order: Sequence[str] = ()) -> str:
+    """Horizontal bars of parts; negative parts, which noise makes, are drawn as nothing.
+
+    Args:
+        order: of the parts, from the left; the bars' own unless given.
+    """
     parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    parts.sort(key=lambda part: order.index(part) if part in order else len(order))
     with _figure(0.9 + 0.42 * len(bars) + 0.2 * ((len(parts) + 2) // 3)) as (figure, axes):
         places = np.arange(len(bars))[::-1]
         left = np.zeros(len(bars))
