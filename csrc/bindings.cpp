@@ -204,6 +204,11 @@ PyObject* py_time_passes(PyObject*, PyObject* on) {
   return Py_BuildValue("dIII", times.gpu, times.passes, times.dropped, times.untimed);
 }
 
+PyObject* py_hold_submits(PyObject*, PyObject* on) {
+  bool holding = PyObject_IsTrue(on);
+  return guarded([=] { hold_submits(holding); });
+}
+
 PyObject* py_drain(PyObject*, PyObject*) {
   return guarded([] {
     flush();
@@ -237,6 +242,7 @@ PyMethodDef methods[] = {
     {"read_loop", py_read_loop, METH_O, "read_loop(loop) -> bytes of the first buffer"},
     {"time_passes", py_time_passes, METH_O,
      "time_passes(on) -> (ns, passes, dropped, untimed) of those since the last call; the adapter needs timestamp queries"},
+    {"hold_submits", py_hold_submits, METH_O, "whether what is recorded waits for `drain` or a full batch"},
     {"run_op", py_run_op, METH_VARARGS, "run_op(name, overload, args, n) -> ns of n calls without Python, on any device"},
     {"clock_cost", py_clock_cost, METH_NOARGS, "ns of one reading of the clock"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},

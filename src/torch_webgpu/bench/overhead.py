@@ -7,10 +7,10 @@ The same work is done from the inside out, n times with one wait, and the slopes
 - ``from C++``: the op through PyTorch's dispatcher and the C++ core, called by a C++ loop; a step's plan, replayed.
 - ``from Python``: each op, or step, by its Python call.
 
-Time is taken until the calls have returned (``host``), until all is encoded and submitted (``submitted``) and until all is done
-(``wall``); ``gpu`` is between the timestamps at the ends of the passes. n is so small that all of it is one submit: recording,
-encoding and the GPU's work come one after the other, so that the layers add up to the whole. ``overlapped`` is what a
-stream of work takes, where the three go on at once.
+Time is taken until the calls have returned (``host``), until all is encoded and submitted (``submitted``) and until all is
+done (``wall``); ``gpu`` is between the timestamps at the ends of the passes. A sample is one submit: recording, encoding and
+the GPU's work come one after the other, so that the layers add up to the whole. ``overlapped`` is what a stream of work takes,
+where the three go on at once.
 
 CUDA's stack is made of launches from Python, from C++ and by a CUDA graph; the processor's of the first two.
 """
@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
     from .loop import Device, Kernel, Loop
     from .session import Session, Sink
 
-COUNTS, QUICK_COUNTS = (1, 5, 15, 40), (1, 10, 40)  # fewer than a submit takes
+COUNTS, QUICK_COUNTS = (10, 100, 300, 900), (10, 100, 300)
 LONG_COUNTS, QUICK_LONG_COUNTS = (128, 384, 1024), (128, 256, 512)  # whole submits, so that they overlap
 GRAPH_COUNTS = (1, 10, 100)
-MOST_IN_A_SUBMIT = 1000  # the native core's most is 1024
+MOST_IN_A_SUBMIT = 1000  # launches; the core takes up to 1024 uniform slots
 DEFAULT_MODEL = "tiny"
 
 
@@ -119,10 +120,10 @@ def measure_place(request: Mapping[str, Any], sink: Sink) -> None:
             way = _ways("webgpu", op)[FROM_CPP]
             cells += [gpu_cell(op.name, n, partial(way, n)) for n in counts(sink.quick)]
     measure(sink, "overhead", target, cells, f"{title}: ops")
-    loop, cells = step_cells(device, request["model"], sink)
+    step_loop, cells = step_cells(device, request["model"], sink)
     measure(sink, "overhead", target, cells, f"{title}: decode step")
-    for loop in (*loops, loop):
-        loop.verify()
+    for each in (*loops, step_loop):
+        each.verify()
 
 
 def measure_torch(request: Mapping[str, Any], sink: Sink) -> None:
@@ -150,17 +151,30 @@ def counts(quick: bool) -> tuple[int, ...]:
 # ---------------------------------------------------------------------------------------------------- parts of a sample
 
 
+@contextmanager
+def one_submit() -> Iterator[None]:
+    """Inside, what is recorded is submitted by ``_C.drain`` or a wait, so that encoding and the GPU's work come after it."""
+    from .. import _C
+
+    _C.hold_submits(True)
+    try:
+        yield
+    finally:
+        _C.hold_submits(False)
+
+
 def staged(run: Callable[[], object]) -> dict[str, float]:
-    """Microseconds of work on webgpu tensors that is less than a submit: returned, submitted, done."""
+    """Microseconds of work on webgpu tensors that is one submit: until the calls return, until submitted, until done."""
     from .. import _C
     from .places import wait
 
     wait("webgpu")
-    start = time.perf_counter_ns()
-    result = run()
-    returned = time.perf_counter_ns()
-    _C.drain()
-    submitted = time.perf_counter_ns()
+    with one_submit():
+        start = time.perf_counter_ns()
+        result = run()
+        returned = time.perf_counter_ns()
+        _C.drain()
+        submitted = time.perf_counter_ns()
     wait("webgpu")
     done = time.perf_counter_ns()
     del result  # not while the clock runs
@@ -180,7 +194,9 @@ def gpu_cell(workload: str, n: int, run: Callable[[], object], ready: Callable[[
     def measured() -> dict[str, float]:
         ready()
         _C.time_passes(True)
-        run()
+        with one_submit():
+            run()
+            _C.drain()
         ns, _, dropped, untimed = _C.time_passes(False)
         lost[0] += dropped + untimed
         return {GPU: ns / 1e3}
@@ -288,7 +304,7 @@ def _stages(op: Op) -> Cell:
         wait("webgpu")
         _C.profile(True)
         _C.reset_stats()
-        call(COUNTS[-1])
+        call(QUICK_LONG_COUNTS[0])
         stats = _C.stats()
         _C.profile(False)
         return {stage: stats[f"{stage}_ns"] / stats["launches"] / 1e3 for stage in STAGE_ORDER}

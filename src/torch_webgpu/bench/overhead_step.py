@@ -82,7 +82,6 @@ def step_cells(device: Device, model: str, sink: Sink) -> tuple[Loop, list[Cell]
     What may not overlap is one submit; the loop makes as many dispatches as the step has, with as many pipelines in turn (at
     most 32) and its mean number of storage buffers.
     """
-    from .fusion import submit_interval
     from .torch_cells import timed
 
     most = (_QUICK_LONG_COUNTS if sink.quick else _LONG_COUNTS)[-1]
@@ -93,26 +92,19 @@ def step_cells(device: Device, model: str, sink: Sink) -> tuple[Loop, list[Cell]
     counts = [n for n in wanted if n * each <= MOST_IN_A_SUBMIT]
     if len(counts) < 3:
         counts = list(wanted[:3])
-        sink.note(
-            f"{workload}: {counts[-1]} steps are {counts[-1] * each} dispatches, more than a submit takes: layers overlap"
-        )
-
-    def held(run: Callable[[int], object], n: int) -> None:
-        with submit_interval(MOST_IN_A_SUBMIT):
-            run(n)
+        made = counts[-1] * each
+        sink.note(f"{workload}: {counts[-1]} steps are {made} dispatches, more than a submit takes, so layers overlap")
 
     def sample(run: Callable[[int], object], n: int) -> dict[str, float]:
         steps.ready()
-        with submit_interval(MOST_IN_A_SUBMIT):
-            return staged(lambda: run(n))
+        return staged(lambda: run(n))
 
     def overlapped(n: int) -> dict[str, float]:
         steps.ready()
         return timed("webgpu", lambda: steps.one_by_one(n))
 
-    bindings = min(
-        closest([len(d.bindings) for d in steps.dispatches]), device.handle.limits["maxStorageBuffersPerShaderStage"]
-    )
+    room = device.handle.limits["maxStorageBuffersPerShaderStage"]
+    bindings = min(closest([len(d.bindings) for d in steps.dispatches]), room)
     pipelines = min(len({d.pipeline for d in steps.dispatches}), _MOST_PIPELINES)
     loop, cells = calls_alone(device, workload, bindings, counts, each, pipelines)
     note = f"{each} dispatches with {pipelines} pipelines in turn and {bindings} storage buffers each, as the step has them"
@@ -122,7 +114,7 @@ def step_cells(device: Device, model: str, sink: Sink) -> tuple[Loop, list[Cell]
         cells.append(Cell(workload, FROM_CPP, {"n": n}, metrics, partial(sample, steps.advance, n)))
         cells.append(Cell(workload, FROM_PYTHON, {"n": n}, metrics, partial(sample, steps.one_by_one, n)))
         if device.timestamps:
-            cells.append(gpu_cell(workload, n, partial(held, steps.advance, n), steps.ready))
+            cells.append(gpu_cell(workload, n, partial(steps.advance, n), steps.ready))
     for n in _QUICK_LONG_COUNTS if sink.quick else _LONG_COUNTS:
         cells.append(Cell(workload, OVERLAPPED, {"n": n}, (WALL, HOST), partial(overlapped, n)))
     return loop, cells
@@ -134,7 +126,6 @@ def cuda_step_cells(model: str, quick: bool) -> list[Cell]:
 
     from .engines import TorchEngine
     from .models import load_model
-    from .torch_cells import timed
 
     counts = _QUICK_COUNTS if quick else _COUNTS
     loaded = load_model(model, None, "float32", None)
@@ -148,9 +139,8 @@ def cuda_step_cells(model: str, quick: bool) -> list[Cell]:
         for _ in range(3):  # compiles, captures, and replays once
             engine.prefill(prompt)
             engine.decode(counts[-1])
-        cells += [
-            Cell(workload_of(model), method, {"n": n}, (WALL, HOST), partial(_cuda_steps, engine, prompt, n)) for n in counts
-        ]
+        for n in counts:
+            cells.append(Cell(workload_of(model), method, {"n": n}, (WALL, HOST), partial(_cuda_steps, engine, prompt, n)))
     return cells
 
 

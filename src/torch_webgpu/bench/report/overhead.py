@@ -30,8 +30,8 @@ def chapter(results: Results) -> Chapter:
         "overhead",
         "Overhead",
         "Whose microseconds these are. The same work is done from the inside out: the calls to the library alone, through "
-        "PyTorch’s dispatcher and the C++ core, from Python. Each layer is the difference of two slopes over n, all of it in "
-        "one submit, so that nothing overlaps and the layers add up to the time of one op more.",
+        "PyTorch’s dispatcher and the C++ core, from Python. Each layer is the difference of two slopes over n. A sample is "
+        "one submit, so that nothing overlaps and the layers add up to the time of one op, or step, more.",
     )
     found = stacks(results)
     if not found:
@@ -93,8 +93,8 @@ def _balance(results: Results, found: list[Stack]) -> Iterable[Block]:
     table = Table(
         "Balance of host and GPU",
         ["target and workload", MAIN, ENCODING, "GPU", "host ÷ GPU", "one more in a stream"],
-        note="In a stream of work recording (main thread), encoding (a thread of its own) and the GPU go on at once, and the "
-        "slowest of the three decides. Host ÷ GPU takes the busier thread: above 1 the GPU waits for the host.",
+        note="In a stream of work recording (main thread), encoding (a thread of its own) and the GPU go on at once, and "
+        "the slowest of the three decides. Host ÷ GPU takes the busier thread: above 1 the GPU waits for the host.",
     )
     for s in found:
         if not s.threads:
@@ -120,8 +120,8 @@ def _stages(results: Results) -> Iterable[Block]:
     table = Table(
         "What the C++ core does in a call",
         ["target and op", "key of the call", "output", "recording", "stack", "sum"],
-        note="By counters in the core, which cost about 25 ns each and so are on in these samples alone. The rest of the layer "
-        "C++ is PyTorch’s dispatcher, and encoding less the library’s calls.",
+        note="By counters in the core, which cost about 25 ns each and so are on in these samples alone. The rest of the "
+        "layer C++ is PyTorch’s dispatcher, and encoding less the library’s calls.",
     )
     for (source, workload), stages in found.items():
         values = {name: Estimate.of(stages[name].samples, "us") for name in STAGE_ORDER if name in stages}
