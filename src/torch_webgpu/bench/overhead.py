@@ -9,8 +9,8 @@ The same work is done from the inside out, n times with one wait, and the slopes
 
 Time is taken until the calls have returned (``host``), until all is encoded and submitted (``submitted``) and until all is
 done (``wall``); ``gpu`` is between the timestamps at the ends of the passes. A sample is one submit: recording, encoding and
-the GPU's work come one after the other, so that the layers add up to the whole. ``overlapped`` is what a stream of work takes,
-where the three go on at once.
+the GPU's work come one after the other, so that the layers add up to the whole. ``overlapped`` is a stream of work, where
+the three go on at once.
 
 CUDA's stack is made of launches from Python, from C++ and by a CUDA graph; the processor's of the first two.
 """
