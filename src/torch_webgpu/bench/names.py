@@ -50,6 +50,3 @@ DEVICE, QUEUE, DEVICE_AND_QUEUE = "GPU", "queue", "GPU and queue"
 DRIVER, API, API_AND_DRIVER = "driver", "API", "API and driver"
 CPP, PYTHON, CPP_AND_PYTHON = "C++", "Python", "C++ and Python"
 CPP_AND_DRIVER = "C++ and driver"  #: PyTorch's dispatcher and the launch, of devices whose API is not called apart
-LAYERS = (
-    DEVICE, DEVICE_AND_QUEUE, QUEUE, DRIVER, API_AND_DRIVER, API, CPP_AND_DRIVER, CPP, CPP_AND_PYTHON, PYTHON
-)  # fmt: skip

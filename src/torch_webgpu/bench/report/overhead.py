@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..names import (
+    API,
+    API_AND_DRIVER,
     CALLS_ALONE,
+    CPP,
+    CPP_AND_DRIVER,
+    CPP_AND_PYTHON,
     CUDA_GRAPH,
     DEVICE,
+    DEVICE_AND_QUEUE,
+    DRIVER,
     FROM_CPP,
     FROM_PYTHON,
-    LAYERS,
     OVERLAPPED,
+    PYTHON,
+    QUEUE,
     STAGE_ORDER,
     STAGES,
 )
@@ -21,6 +29,11 @@ from .document import Block, Cell, Chapter, Estimate, Plot, Table, Text, number
 from .stacks import ENCODING, MAIN, Part, Stack, stacks
 
 COMMAND = "torch-webgpu bench overhead"
+#: Layers that never stand in one bar may share a colour.
+_COLOURS = {
+    DEVICE: 0, DEVICE_AND_QUEUE: 0, QUEUE: 1, DRIVER: 2, API_AND_DRIVER: 3, API: 4, CPP_AND_DRIVER: 5, CPP_AND_PYTHON: 5,
+    CPP: 6, PYTHON: 7,
+}  # fmt: skip
 _KNOWN = {CALLS_ALONE, FROM_CPP, FROM_PYTHON, OVERLAPPED, CUDA_GRAPH, STAGES}
 
 
@@ -45,9 +58,11 @@ def chapter(results: Results) -> Chapter:
     workloads = list(dict.fromkeys(s.workload for s in found))
     shown = {s.workload for s in found if s.is_step} | {workloads[0]}
     for i, workload in enumerate(workloads):
+        mine = [s for s in found if s.workload == workload]
         if workload in shown:
             chapter.blocks.append(picture(results, found, workload, f"overhead{i}"))
-        chapter.blocks.append(_table(results, [s for s in found if s.workload == workload]))
+            chapter.blocks += _host_alone(results, mine, f"host{i}")
+        chapter.blocks.append(_table(results, mine))
     chapter.blocks += [*_balance(results, found), *_stages(results), *_others(results)]
     return chapter
 
@@ -58,7 +73,19 @@ def picture(results: Results, found: list[Stack], workload: str, key: str) -> Pl
     bars = {results.label(s.source): {p.layer: p.estimate.value for p in s.parts} for s in mine}
     alt = "; ".join(f"{results.label(s.source)}: {s.whole.text}, of it {shares(s)}" for s in mine)
     title = "Whose microseconds: one " + (workload if mine[0].is_step else f"PyTorch op, {workload}")
-    return Plot(title, plots.stacked(key, bars, alt, order=LAYERS), alt)
+    return Plot(title, plots.stacked(key, bars, alt, colours=_COLOURS), alt)
+
+
+def _host_alone(results: Results, found: list[Stack], key: str) -> Iterable[Plot]:
+    """The layers above the GPU and its queue, where these leave little to see of them."""
+    bars = {}
+    for s in found:
+        parts = {p.layer: p.estimate.value for p in s.parts if p.layer not in (DEVICE, QUEUE, DEVICE_AND_QUEUE)}
+        if s.threads and sum(parts.values()) < s.whole.value / 4:
+            bars[results.label(s.source)] = parts
+    if bars:
+        alt = "; ".join(f"{name}: " + ", ".join(f"{p} {number(v)} µs" for p, v in bar.items()) for name, bar in bars.items())
+        yield Plot("The host’s part of it alone", plots.stacked(key, bars, alt, colours=_COLOURS), alt)
 
 
 def shares(stack: Stack) -> str:
@@ -92,22 +119,25 @@ def _value(part: Part) -> Cell:
 def _balance(results: Results, found: list[Stack]) -> Iterable[Block]:
     table = Table(
         "Balance of host and GPU",
-        ["target and workload", MAIN, ENCODING, "GPU", "host ÷ GPU", "one more in a stream"],
+        ["target and workload", MAIN, ENCODING, "GPU", "host ÷ GPU", "bound by", "in a stream"],
         note="In a stream of work recording (main thread), encoding (a thread of its own) and the GPU go on at once, and "
-        "the slowest of the three decides. Host ÷ GPU takes the busier thread: above 1 the GPU waits for the host.",
+        "the slowest of the three decides. Host ÷ GPU takes the busier thread: above 1 the GPU waits for the host. In a "
+        "stream each decode step has a submit of its own.",
     )
     for s in found:
         if not s.threads:
             continue
         ratio = s.balance
-        cell = Cell.of(ratio)
-        if ratio is not None:
-            meaning = "host-bound" if ratio.low > 1 else "GPU-bound" if ratio.high < 1 else "in balance"
-            cell = Cell(ratio.text, f"{ratio.detail}; {meaning}")
         name = Cell(results.label(s.source), s.workload)
-        table.add(name, *(s.threads.get(n) for n in (MAIN, ENCODING, DEVICE)), cell, s.overlapped)
+        times = [_brief(e) for e in (*(s.threads.get(n) for n in (MAIN, ENCODING, DEVICE)), ratio)]
+        table.add(name, *times, s.verdict or "–", _brief(s.overlapped))
     if table.rows:
         yield table
+
+
+def _brief(e: Estimate | None) -> Cell:
+    """Without the number of samples, which the tables of layers have."""
+    return Cell(e.text, e.detail.partition(", n")[0]) if e else Cell.of(None)
 
 
 def _stages(results: Results) -> Iterable[Block]:

@@ -27,7 +27,7 @@ from ..names import (
     WALL,
 )
 from ..results import Results, Source
-from .document import Estimate, number
+from .document import Estimate
 from .lines import Sweep, sweeps
 
 
@@ -105,18 +105,21 @@ class Stack:
         host = max(hosts, key=lambda e: e.value)
         return Estimate(host.value / gpu.value, host.low / gpu.high, host.high / gpu.low, min(host.n, gpu.n), "ratio")
 
-    def balance_text(self) -> str:
-        """The balance in words; empty where the GPU was not timed."""
+    @property
+    def verdict(self) -> str:
+        """What bounds a stream of such work; empty where the GPU was not timed."""
         ratio = self.balance
         if ratio is None:
             return ""
+        return "the host" if ratio.low > 1 else "the GPU" if ratio.high < 1 else "neither"
+
+    def balance_text(self) -> str:
+        """The balance in words; empty where the GPU was not timed."""
+        if self.balance is None:
+            return ""
         threads = ", ".join(f"{name} {e.text}" for name, e in self.threads.items())
-        if ratio.low <= 1 <= ratio.high:
-            meaning = "in balance"
-        else:
-            meaning = "the GPU waits for the host" if ratio.value > 1 else "the host waits for the GPU"
         stream = f"; one more in a stream: {self.overlapped.text}" if self.overlapped else ""
-        return f"Host ÷ GPU: {number(ratio.value)} ({meaning}); {threads}{stream}"
+        return f"Host ÷ GPU: {self.balance.text}, bound by {self.verdict}; {threads}{stream}"
 
 
 MAIN, ENCODING = "main thread", "encoding thread"
