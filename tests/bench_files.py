@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -201,3 +204,18 @@ def everything(folder: Path) -> None:
     for make in (overhead, fusion, vision, power):
         make().write(folder / f"{make.__name__}.json")
     llm().write(folder / "llm.json", complete=False)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts ``torch-webgpu bench``, with SIGINT as at a terminal."""
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'torch-webgpu'\n"
+        "from torch_webgpu.cli import app; app()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, "bench", *arguments],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from bench_files import command
 
 from torch_webgpu.bench.loop import METHODS
 from torch_webgpu.bench.names import EAGER, HOST, ONE_PASS, PHASE_ORDER, PHASES, PLAN, SEQUENTIAL
@@ -186,21 +187,6 @@ def test_instructions_of_a_dispatch(tmp_path: Path) -> None:
         totals.append(int(re.findall(r"^totals: (\d+)", text, re.MULTILINE)[-1]))
     each = {name: (totals[2 * i + 1] - totals[2 * i]) / 500 for i, name in enumerate(MOST_INSTRUCTIONS)}
     assert all(100 < each[name] < most for name, most in MOST_INSTRUCTIONS.items()), each
-
-
-def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts ``torch-webgpu bench``, with SIGINT as at a terminal."""
-    script = (
-        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'torch-webgpu'\n"
-        "from torch_webgpu.cli import app; app()"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-c", script, "bench", *arguments],
-        env={**os.environ, "COLUMNS": "200", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_an_interrupted_run_keeps_what_it_has_and_goes_on(tmp_path: Path) -> None:

@@ -87,12 +87,14 @@ def overhead(session: Session, implementations: Sequence[str] = (), model: str =
         model: of the decode step, one of ``models.SHAPES``, with random weights.
     """
     from .dispatch import environment, places
+    from .places import missing
 
     for name, index, title in places(session, implementations):
         request = {"implementation": name, "adapter": index, "title": title, "model": model}
         session.work("overhead:measure_place", request, environment(name, index))
-    for device in () if implementations else ("cpu", "cuda"):
-        session.work("overhead:measure_torch", {"device": device, "title": f"torch on {device}", "model": model}, {})
+    for device in ("cpu", "cuda"):
+        if not implementations and not missing(device):  # without CUDA there is nothing to set beside, and nothing to tell
+            session.work("overhead:measure_torch", {"device": device, "title": f"torch on {device}", "model": model}, {})
 
 
 def measure_place(request: Mapping[str, Any], sink: Sink) -> None:
@@ -107,7 +109,7 @@ def measure_place(request: Mapping[str, Any], sink: Sink) -> None:
     if device.computes and not device.timestamps:
         sink.note(f"{title}: the adapter has no timestamp queries, so GPU and queue are one layer")
     loops, cells = [], []
-    for op in OPS:
+    for op in ops_of(sink.quick):
         loop, found = calls_alone(device, op.name, op.bindings, counts(sink.quick))
         loops.append(loop)
         cells += [
@@ -127,20 +129,22 @@ def measure_place(request: Mapping[str, Any], sink: Sink) -> None:
 
 
 def measure_torch(request: Mapping[str, Any], sink: Sink) -> None:
-    """PyTorch's own devices; runs in a process of its own. A missing CUDA device is nothing to tell."""
+    """One of PyTorch's own devices; runs in a process of its own."""
     from .overhead_step import cuda_step_cells
-    from .places import missing
 
-    device, title = request["device"], request["title"]
-    if missing(device):
-        return
+    device, title, ops = request["device"], request["title"], ops_of(sink.quick)
     target = sink.target(torch_target(device))
-    cells = [cell for op in OPS for cell in _op_cells(device, op, sink.quick, True)]
+    cells = [cell for op in ops for cell in _op_cells(device, op, sink.quick, True)]
     if device == "cuda":
-        cells += [_graph_cell(op, n) for op in OPS for n in GRAPH_COUNTS]
+        cells += [_graph_cell(op, n) for op in ops for n in GRAPH_COUNTS]
     measure(sink, "overhead", target, cells, f"{title}: ops")
     if device == "cuda":
         measure(sink, "overhead", target, cuda_step_cells(request["model"], sink.quick), f"{title}: decode step")
+
+
+def ops_of(quick: bool) -> tuple[Op, ...]:
+    """The ops that are measured."""
+    return OPS[:1] if quick else OPS
 
 
 def counts(quick: bool) -> tuple[int, ...]:
@@ -332,7 +336,12 @@ def _graph_cell(op: Op, n: int) -> Cell:
     graph.replay()
     if not torch.allclose(found := results[-1].cpu(), op.python(*_tensors("cpu"))):
         raise RuntimeError(f"a CUDA graph of {op.name} gave {found.flatten()[:4].tolist()}…")
-    return Cell(op.name, CUDA_GRAPH, {"n": n}, (WALL, HOST), partial(timed, "cuda", graph.replay))
+
+    def replay() -> object:
+        graph.replay()
+        return x, y, results  # which the graph reads and writes, and does not keep
+
+    return Cell(op.name, CUDA_GRAPH, {"n": n}, (WALL, HOST), partial(timed, "cuda", replay))
 
 
 def closest(values: Sequence[int]) -> int:

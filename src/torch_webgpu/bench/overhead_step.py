@@ -16,22 +16,24 @@ if TYPE_CHECKING:
 
 _COUNTS, _QUICK_COUNTS = (1, 2, 4, 8), (1, 2, 4)
 _LONG_COUNTS, _QUICK_LONG_COUNTS = (8, 16, 32), (8, 12, 16)
+_QUICK_LAYERS = 1
 _MOST_PIPELINES = 32  # of the loop
 
 
-def workload_of(model: str) -> str:
-    """The workload's name."""
-    return f"{DECODE_STEP}, {model}"
+def workload_of(model: str, layers: int | None) -> str:
+    """The workload's name; ``layers`` are the model's first so many alone, as quick runs have it."""
+    return f"{DECODE_STEP}, {model}" + (f", {layers} layer" if layers else "")
 
 
 class Steps:
     """A model's decode step on the webgpu device, begun anew for each sample so that all see the same positions."""
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, most: int, layers: int | None = None) -> None:
         """Compiles.
 
         Args:
             most: steps of a sample.
+            layers: of the model, all unless given.
 
         Raises:
             WebGPUError: where the step is no plan, or replaying it has another number of dispatches.
@@ -44,7 +46,7 @@ class Steps:
         from .models import load_model
         from .places import wait
 
-        loaded = load_model(name, None, "float32", None)
+        loaded = load_model(name, None, "float32", layers)
         self.prompt = torch.tensor(loaded.prompt)
         self.generator = Generator(loaded.model.to("webgpu"), len(loaded.prompt) + most + 2, compile_prompts=False)
         self.generator.compile(self.prompt)
@@ -85,8 +87,10 @@ def step_cells(device: Device, model: str, sink: Sink) -> tuple[Loop, list[Cell]
     from .torch_cells import timed
 
     most = (_QUICK_LONG_COUNTS if sink.quick else _LONG_COUNTS)[-1]
-    sink.progress(f"Compiling {workload_of(model)}…")
-    steps, workload = Steps(model, most), workload_of(model)
+    layers = _QUICK_LAYERS if sink.quick else None
+    workload = workload_of(model, layers)
+    sink.progress(f"Compiling {workload}…")
+    steps = Steps(model, most, layers)
     each = len(steps.dispatches)
     wanted = _QUICK_COUNTS if sink.quick else _COUNTS
     counts = [n for n in wanted if n * each <= MOST_IN_A_SUBMIT]
@@ -128,19 +132,19 @@ def cuda_step_cells(model: str, quick: bool) -> list[Cell]:
     from .models import load_model
 
     counts = _QUICK_COUNTS if quick else _COUNTS
-    loaded = load_model(model, None, "float32", None)
+    layers = _QUICK_LAYERS if quick else None
+    workload, loaded = workload_of(model, layers), load_model(model, None, "float32", layers)
     network: Any = loaded.model.to("cuda")
     prompt = torch.tensor([loaded.prompt])
     length = len(loaded.prompt) + counts[-1] + 2
     cells = []
     for method, how in ((FROM_PYTHON, {}), (CUDA_GRAPH, {"mode": "reduce-overhead"})):
-        torch._dynamo.reset()
         engine = TorchEngine(network, "cuda", length, {"backend": "inductor", **how})
         for _ in range(3):  # compiles, captures, and replays once
             engine.prefill(prompt)
             engine.decode(counts[-1])
         for n in counts:
-            cells.append(Cell(workload_of(model), method, {"n": n}, (WALL, HOST), partial(_cuda_steps, engine, prompt, n)))
+            cells.append(Cell(workload, method, {"n": n}, (WALL, HOST), partial(_cuda_steps, engine, prompt, n)))
     return cells
 
 

@@ -44,13 +44,17 @@ def overhead(
 
 
 def _table(run: Run) -> None:
-    """The stacks, a column a target."""
+    """A table a stack."""
+    from ..bench import summary
     from ..bench.report.document import number
     from ..bench.report.stacks import stacks
     from ..bench.results import Results
 
     results = Results([(Path("overhead"), run)])
-    for stack in stacks(results):
+    found = stacks(results)
+    if not found:  # only the driver that does nothing, or an early interrupt
+        out.print(summary.table(run))
+    for stack in found:
         title = f"[bold]{escape(stack.workload)}, {escape(results.label(stack.source))}[/]"
         table = Table("layer", "µs", "95 % interval", "share", "is", box=None, title=title, title_justify="left")
         for column in table.columns[1:4]:

@@ -156,7 +156,7 @@ def _stages(results: Results) -> Iterable[Block]:
     for (source, workload), stages in found.items():
         values = {name: Estimate.of(stages[name].samples, "us") for name in STAGE_ORDER if name in stages}
         total = f"{number(sum(e.value for e in values.values()))} µs"
-        table.add(Cell(results.label(source), workload), *(values.get(name) for name in STAGE_ORDER), total)
+        table.add(Cell(results.label(source), workload), *(_brief(values.get(name)) for name in STAGE_ORDER), total)
     yield table
 
 
