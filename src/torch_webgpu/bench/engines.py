@@ -71,14 +71,20 @@ class TorchEngine:
     @torch.no_grad()
     def decode(self, count: int) -> list[int]:
         """See ``Engine``."""
+        found = self.advance(count)
+        tokens = torch.cat(found, 1)[0].tolist() if found else []
+        wait(self.device)
+        return tokens
+
+    @torch.no_grad()
+    def advance(self, count: int) -> list[torch.Tensor]:
+        """Queues ``count`` steps and returns their tokens [1, 1], without a wait."""
         found = []
         for _ in range(count):
             token = self._step(self._token)
             self._token = token.clone() if self._compiled else token  # a CUDA graph writes its result to one place
             found.append(self._token)
-        tokens = torch.cat(found, 1)[0].tolist() if found else []
-        wait(self.device)
-        return tokens
+        return found
 
 
 class GeneratorEngine:

@@ -17,6 +17,7 @@ PLAN = "compiled plan"  #: a plan of n launches replayed, one wait
 # Metrics.
 WALL = "wall"  #: until everything is waited for
 HOST = "host"  #: until the calls return
+SUBMITTED = "submitted"  #: until all is encoded and handed to the queue
 GPU = "gpu"  #: by the GPU's timestamps
 RATE = "rate"  #: tokens a second, decoding
 TTFT = "ttft"  #: until the first token
@@ -27,7 +28,6 @@ POWER = "power"  #: W while working
 IDLE = "idle power"  #: W before the work
 DISPATCHES = "dispatches"  #: encoded for one call
 SUBMITS = "submits"  #: of one call
-PART = "part"  #: of `bench overhead`: µs of a dispatch that one layer takes; the method is the layer
 
 # Methods of `bench dispatch` that time something else than n dispatches until all are done.
 PHASES = "phases"  #: the calls of one submit one by one; the metric names the call
@@ -35,5 +35,18 @@ PHASE_ORDER = (
     "encoder", "begin pass", "set pipeline", "set bind group", "dispatch", "end pass", "finish", "submit", "release"
 )  # fmt: skip
 
-# Layers of `bench overhead`, from the hardware up.
-LAYERS = ("GPU", "driver", "API", "framework", "Python")
+# Methods of `bench overhead`; n is of tensor ops or of decode steps.
+CALLS_ALONE = "calls alone"  #: a C++ loop that makes the calls to the library that n would make, in one pass
+FROM_CPP = "from C++"  #: n without Python between them
+FROM_PYTHON = "from Python"  #: n, each by its Python call
+OVERLAPPED = "overlapped"  #: n from Python, so many that recording, encoding and the GPU's work go on at once
+CUDA_GRAPH = "CUDA graph"  #: n by replaying what was captured
+STAGES = "stages of the core"  #: what the C++ core spends its part on; the metric names the stage
+STAGE_ORDER = ("key", "output", "record", "stack")
+DECODE_STEP = "decode step"  #: workload, with the model's name after a comma
+
+# Layers that `bench overhead` finds, from the hardware up; some cannot be told apart everywhere.
+DEVICE, QUEUE, DEVICE_AND_QUEUE = "GPU", "queue", "GPU and queue"
+DRIVER, API, API_AND_DRIVER = "driver", "API", "API and driver"
+CPP, PYTHON, CPP_AND_PYTHON = "C++", "Python", "C++ and Python"
+CPP_AND_DRIVER = "C++ and driver"  #: PyTorch's dispatcher and the launch, of devices whose API is not called apart

@@ -81,6 +81,11 @@ class Recorder:
         write(self.run, self.path)
         return True
 
+    def save(self) -> None:
+        """Writes what there is, if there is anything."""
+        if self.run.measurements or self.run.notes:
+            write(self.run, self.path)
+
     def finish(self) -> Run:
         """Marks the run as complete."""
         self.run = self.run.model_copy(update={"complete": True})

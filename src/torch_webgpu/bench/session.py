@@ -118,8 +118,12 @@ class Session:
     @contextmanager
     def measuring(self) -> Iterator[Session]:
         """Shows progress inside, and marks the run as complete where nothing interrupts it."""
-        with self._bar:
-            yield self
+        try:
+            with self._bar:
+                yield self
+        except KeyboardInterrupt:
+            self.recorder.save()  # it may have come between a measurement and its file
+            raise
         self.recorder.finish()
 
     def work(self, function: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
