@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .schema import Experiment, Measurement, Parameter, Quantity, Unit
+from .schema import Experiment, Measurement, Parameter, Quantity, Unit, Work
 from .session import samples, warmups
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Cell:
         metrics: what ``run`` returns a value of each time.
         run: measures once.
         notes: what ``run`` has learned, asked for after all samples.
+        work: of one call, as in ``Measurement``.
     """
 
     workload: str
@@ -33,6 +34,7 @@ class Cell:
     run: Callable[[], Mapping[str, float]]
     unit: Unit = "us"
     notes: Callable[[], list[str]] = list
+    work: Work = field(default_factory=dict)
 
     def quantities(self, experiment: Experiment, target: int) -> list[Quantity]:
         """One a metric."""
@@ -109,6 +111,7 @@ def _keep(sink: Sink, experiment: Experiment, target: int, cell: Cell, taken: _T
                     unit=cell.unit,
                     samples=taken.kept[quantity.metric],
                     warmup=taken.warmup.get(quantity.metric, []),
+                    work=cell.work,
                     notes=cell.notes(),
                 )
             )

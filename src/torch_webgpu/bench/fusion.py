@@ -243,8 +243,9 @@ class FusionBench:
 
     def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str, title: str) -> None:
         parameters = {**case.parameters, **mode.parameters}
+        work = case.work()
         cells = [
-            Cell(case.name, v.name, parameters, (WALL,), self._sampler(v, mode, kind))
+            Cell(case.name, v.name, parameters, (WALL,), self._sampler(v, mode, kind), work=work)
             for v in found
             if not (v.replay and mode.submits == APART)
         ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .schema import Environment, Measurement, Parameter, ResultError, Run, Target, read
+from .schema import PASSING, Environment, Measurement, Parameter, ResultError, Run, Target, read
 
 #: Variables that say where files lie or what is chosen, which the target shows anyway.
 _NEUTRAL = {"TORCH_WEBGPU_CACHE", "TORCH_WEBGPU_ADAPTER", "TORCH_WEBGPU_IMPL", "CUDA_VERSION", "CUDA_HOME"}
@@ -111,7 +111,7 @@ def source_of(run: Run, target: Target) -> Source:
 
 def _frozen(target: Target) -> Target:
     """The target as far as it tells one source from another; hashable."""
-    return Named.model_validate(target.model_copy(update={"clocks": {}, "limits": {}, "features": ()}).model_dump())
+    return Named.model_validate(target.model_copy(update={**PASSING, "limits": {}, "features": ()}).model_dump())
 
 
 class Named(Target):

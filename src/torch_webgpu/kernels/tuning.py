@@ -156,6 +156,12 @@ def _table() -> tuple[list[Entry], list[Entry]]:
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
 
 
+def counts() -> dict[str, int]:
+    """How many measured shapes are known for the present adapter: the user's ``own``, and ``shipped`` ones."""
+    own, shipped = _table()
+    return {"own": len(own), "shipped": len(shipped)}
+
+
 @cache
 def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the present adapter."""
