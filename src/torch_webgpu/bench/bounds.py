@@ -14,7 +14,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def reached(m: Measurement) -> dict[str, float]:
-    """Floating-point operations (``flops``) and bytes (``bytes``) a second by the median of a measurement that states its work."""
+    """``flops`` and ``bytes`` a second that the median of a measurement means; nothing where it does not state its work."""
     if not m.work:
         return {}
     median = statistics.median(m.samples)
@@ -37,8 +37,8 @@ def impossible(m: Measurement, target: Target) -> str | None:
             unit = "FLOP/s" if kind == "flops" else "bytes/s"
             source = "measured here" if peak.measured else "by its datasheet"
             return (
-                f"{m.experiment}, {m.workload}, {m.method}, {m.metric} on {target.label}: its median means {rate:.3g} {unit}, "
-                f"but {target.adapter} has {most:.3g} ({source}): something was not waited for, or not computed"
+                f"{m.experiment}, {m.workload}, {m.method}, {m.metric} on {target.label}: its median means {rate:.3g} "
+                f"{unit}, but {target.adapter} has {most:.3g} ({source}): something was not waited for, or not computed"
             )
     return None
 

@@ -82,7 +82,7 @@ _VECTORS = 4  # of four numbers, that each invocation works on side by side
 
 
 def measured(device: str, on_cpu: bool) -> dict[str, float]:
-    """``flops`` (float32) and ``bytes`` a second that simple kernels reach on a device of PyTorch; takes a fraction of a second.
+    """``flops`` (float32) and ``bytes`` a second that simple kernels reach on a device of PyTorch; in less than a second.
 
     Args:
         on_cpu: whether the processor computes; then it is the processor that is measured, by PyTorch's own kernels.
@@ -103,7 +103,7 @@ def measured(device: str, on_cpu: bool) -> dict[str, float]:
 
 
 def _fastest(run: Callable[[int], float], device: str) -> float:
-    """Work a second of ``run(count)``, which returns the work of ``count`` times; the best of a few runs that are long enough."""
+    """Work a second of ``run(count)``, which returns what it did; the best of a few runs that are long enough."""
     from .places import wait
 
     count, best, long = 1, 0.0, 0

@@ -38,13 +38,11 @@ class Remote:
 
     def target(self, target: Target) -> int:
         """See ``Sink``."""
-        for number, known in enumerate(self._targets):
-            if same_target(known, target):
-                break
-        else:
+        known = (i for i, other in enumerate(self._targets) if same_target(other, target))
+        number = next(known, len(self._targets))
+        if number == len(self._targets):
             self._targets.append(target)
             self._send(target=target.model_dump(mode="json"))
-            number = len(self._targets) - 1
         self._used.add(number)
         return number
 

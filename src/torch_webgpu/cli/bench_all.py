@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 #: The experiments in order, and the options that a campaign gives beside ``--quick`` and ``--out``. A process each: one can
 #: load one WebGPU library only, and a driver that crashes ends only that part.
 PARTS: dict[str, tuple[str, ...]] = {"dispatch": (), "fusion": (), "llm": (), "vision": (), "power": ()}
-#: What they are when it has to be quick: the smallest model alone, and one with weights for what it takes in energy.
-QUICK_PARTS: dict[str, tuple[str, ...]] = {**PARTS}
+#: What they are when it has to be quick: five minutes on two cores and a rasteriser.
+QUICK_PARTS: dict[str, tuple[str, ...]] = {
+    **PARTS,
+    "llm": ("--models", "SmolLM2-135M", "--protocols", "modern", "--on", "webgpu,cpu,cuda,mps"),
+    "vision": ("--models", "EfficientNet-Lite0,ViT-B/16", "--on", "webgpu,cpu,cuda,mps"),
+}
 
 
 @dataclass(frozen=True)
