@@ -1,9 +1,9 @@
 """``bench llm``: language models, each way to run one in a process of its own, so that none meets what another left.
 
 Four protocols. ``paper``: that of arXiv 2604.02344, five tokens of prompt and 50 new ones through one ``generate``, with and
-without a cache, in float32. ``modern``: prefill and decode apart, at several contexts, dtypes, quantisations. ``compile``: the
-time until prompt and step are compiled, with nothing on disk and with what the first left there. ``kernels``: each kind of
-launch of the step by itself.
+without a cache, in float32. ``modern``: prefill and decode apart, at several contexts, dtypes, quantisations.
+``compile``: the time until prompt and step are compiled, with nothing on disk and with what the first left there.
+``kernels``: each kind of launch of the step by itself.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ class Measured:
         self.length = max((*job.contexts, len(loaded.prompt))) + job.new + 1
 
     def keep(
-        self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None, note: str | None = None,
-        work: Work | None = None, **more: Parameter,
+        self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None,
+        note: str | None = None, work: Work | None = None, **more: Parameter,
     ) -> None:  # fmt: skip
         """Keeps samples; ``more`` are parameters."""
         notes = [*self.notes, *([note] if note else [])]

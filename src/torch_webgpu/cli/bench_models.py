@@ -164,15 +164,16 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _models_table(run: Run) -> None:
     """One row a way to run a model, one column a metric."""
-    from ..bench.names import DISPATCHES, RATE, TOKEN, TTFT, WALL
+    from ..bench.names import DISPATCHES, LAUNCH, PROMPT_READY, RATE, STEP_READY, TOKEN, TTFT, WALL
     from ..bench.report.document import number
     from ..bench.stats import summarise
 
     metrics = {RATE: "tok/s", TTFT: "first ms", TOKEN: "token ms", WALL: "ms", DISPATCHES: "launches"}
+    metrics |= {PROMPT_READY: "prompt ready s", STEP_READY: "step ready s", LAUNCH: "a launch µs"}
     tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
     for m in run.measurements:
         if m.metric in metrics:
-            target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache")
+            target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache", "plans", "kernel", "count")
             rest = ", ".join(f"{k} {v}" for k, v in m.parameters.items() if k not in told)
             values = [str(m.parameters[k]) for k in told if k in m.parameters]
             place = target.implementation if target.kind == "webgpu" else f"{target.implementation} {target.kind}"
