@@ -27,8 +27,8 @@ PARTS: dict[str, tuple[str, ...]] = {"dispatch": (), "fusion": (), "llm": (), "v
 #: What they are when it has to be quick: five minutes on two cores and a rasteriser.
 QUICK_PARTS: dict[str, tuple[str, ...]] = {
     **PARTS,
-    "llm": ("--models", "SmolLM2-135M", "--protocols", "modern", "--on", "webgpu,cpu,cuda,mps"),
-    "vision": ("--models", "EfficientNet-Lite0,ViT-B/16", "--on", "webgpu,cpu,cuda,mps"),
+    "llm": ("--protocols", "modern", "--on", "webgpu,cpu,cuda,mps"),
+    "vision": ("--models", "EfficientNet-Lite0", "--on", "webgpu,cpu,cuda,mps"),
 }
 
 
