@@ -4,6 +4,7 @@
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
+OUT    ?= bench-results/$(shell date +%Y-%m-%d-%H%M%S)
 PROMPT ?= The capital of France is
 
 VENV   := .venv
@@ -20,7 +21,7 @@ CODE   := src tests setup.py $(wildcard benchmarks)
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
-	@echo "make bench   the benchmarks (ARGS=... are passed on)"
+	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
 
@@ -48,7 +49,7 @@ format: $(VENV)/.dev
 	$(BIN)/clang-format -i csrc/*.cpp csrc/*.h
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
 	rm -rf $(VENV) build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info

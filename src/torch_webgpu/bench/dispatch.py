@@ -24,7 +24,7 @@ PLAN_COUNTS, QUICK_PLAN_COUNTS = (1, 10, 30, 100, 300), (1, 10, 100)
 SWEPT_COUNTS = (10, 30, 100)
 #: What else a dispatch's cost may depend on.
 SWEEPS: dict[str, tuple[int, ...]] = {"bindings": (2, 4, 8), "workgroups": (1, 64, 1024), "pipelines": (2, 8, 32)}
-_GAPS_MS = (0, 1, 10, 100)
+_GAPS_MS = (0, 10, 100, 1000)
 _PHASES_OF = 100
 
 

@@ -43,6 +43,9 @@ class TorchEngine:
         self._cache: Any = None
         self._used = 0
         self._step = torch.compile(self._forward, fullgraph=True, **how) if how is not None else self._forward
+        # Inductor's own modes for the step say nothing of prompts; on a CPU each length would take minutes to compile.
+        compiles = how is not None and device == "cuda"
+        self._prompt = torch.compile(self._forward, dynamic=False) if compiles else self._forward
         self._token = torch.zeros((1, 1), dtype=torch.int64)
 
     def _forward(self, token: torch.Tensor) -> torch.Tensor:
@@ -65,7 +68,7 @@ class TorchEngine:
             self._cache = StaticCache(config=self.model.config, max_cache_len=self._length)
         else:
             self._cache.reset()
-        self._token = self._forward(ids.to(self.device))
+        self._token = self._prompt(ids.to(self.device))
         return int(self._token.item())
 
     @torch.no_grad()

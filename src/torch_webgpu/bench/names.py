@@ -28,6 +28,13 @@ POWER = "power"  #: W while working
 IDLE = "idle power"  #: W before the work
 DISPATCHES = "dispatches"  #: encoded for one call
 SUBMITS = "submits"  #: of one call
+BIND_GROUPS = "bind groups"  #: made for one call; the rest were there
+WEIGHTS = "weights"  #: bytes of a model's parameters and buffers
+LOADED = "memory loaded"  #: the device's, with nothing but the model in it
+STREAMED = "streamed rate"  #: tokens a second that a stream hands to the host, the prompt included
+PROMPT_READY = "prompt ready"  #: until the first prompt is compiled and done
+STEP_READY = "step ready"  #: then until the first step is
+LAUNCH = "launch"  #: of one kind of a plan's launches
 
 # Methods of `bench dispatch` that time something else than n dispatches until all are done.
 PHASES = "phases"  #: the calls of one submit one by one; the metric names the call

@@ -160,10 +160,20 @@ def _table(who: Who) -> tuple[list[Entry], list[Entry]]:
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
 
 
+def counts() -> dict[str, int]:
+    """How many measured shapes are known for the target's adapter: the user's ``own``, and ``shipped`` ones."""
+    own, shipped = _table(_who())
+    return {"own": len(own), "shipped": len(shipped)}
+
+
 def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the target's adapter."""
+    return _choose(_who(), kind, n, k, streams, m)
+
+
+def _who() -> Who:
     adapter = target().adapter
-    return _choose((adapter.name, adapter.kind, adapter.implementation), kind, n, k, streams, m)
+    return adapter.name, adapter.kind, adapter.implementation
 
 
 @cache

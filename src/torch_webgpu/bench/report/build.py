@@ -8,7 +8,7 @@ from pathlib import Path
 from .. import paper
 from ..names import RATE, SEQUENTIAL
 from ..results import Results, Series
-from ..schema import ResultError
+from ..schema import ResultError, Target
 from ..stats import summarise
 from . import disagreements, dispatch, fusion, lines, models, overhead, render, stacks
 from .document import Cell, Chapter, Document, Estimate, Headline, Table, number
@@ -161,6 +161,8 @@ def _warnings(results: Results) -> list[str]:
         warnings.append(f"Imported from another instrument, not measured by this one: {', '.join(imported)}.")
     if results.refused:
         warnings.append(f"Refused, so not in this report: {'; '.join(str(e) for e in results.refused)}.")
+    if results.impossible:
+        warnings.append(f"Above what the device can do, so in no figure: {'; '.join(results.impossible)}.")
     return warnings
 
 
@@ -204,6 +206,13 @@ def _overlap(s: Series) -> bool:
     return max(i.low for i in intervals) <= min(i.high for i in intervals)
 
 
+def _clocks(t: Target) -> str:
+    """Before and after, by name; of those that did not change one value."""
+    both = {name: [c[name] for c in (t.clocks, t.clocks_after) if name in c] for name in {**t.clocks, **t.clocks_after}}
+    told = [f"{name} {' → '.join(f'{v:g}' for v in dict.fromkeys(values))}" for name, values in both.items()]
+    return ", ".join(told) or "not known"
+
+
 def sources(results: Results) -> Chapter:
     """Runs, with environment; and targets, with driver, features and clocks."""
     chapter = Chapter("sources", "Where the figures are from")
@@ -220,11 +229,13 @@ def sources(results: Results) -> Chapter:
         tone = Cell(state, tone="" if run.complete else "bad")
         made = f"{run.created:%Y-%m-%d %H:%M}"
         runs.add(path.name, made, tone, command, e.system, Cell(e.cpu, cores), Cell(versions, tone="quiet"), load, settings)
-    targets = Table("Targets", ["target", "version", "adapter", "driver", "features", "clocks before, MHz"], numeric=6)
+    targets = Table(
+        "Targets", ["target", "version", "adapter", "driver", "features", "clocks, MHz", "shortest wait", "tuned"], numeric=6
+    )
     seen = set()
     for _, run in results.runs:
         for t in run.targets:
-            clocks = ", ".join(f"{k} {v:g}" for k, v in t.clocks.items()) or "not known"
+            clocks = _clocks(t)
             row = (
                 t.label,
                 t.version or "–",
@@ -232,6 +243,8 @@ def sources(results: Results) -> Chapter:
                 t.driver or "–",
                 ", ".join(t.features) or "–",
                 clocks,
+                f"{number(t.wait_us)} µs" if t.wait_us is not None else "–",
+                ", ".join(f"{count} {origin}" for origin, count in t.tuned.items()) or "–",
             )
             if row not in seen:
                 seen.add(row)
