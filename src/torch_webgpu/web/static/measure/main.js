@@ -42,6 +42,7 @@ class Run {
     this.gpu = gpu;
     this.measurements = [];
     this.notes = [];
+    if (gpu.facts.software) plan.fusion = plan.softwareFusion;
     this.parts = 1 + plan.fusion.cases.length;
     this.part = 0;
   }
