@@ -131,6 +131,47 @@ def test_without_subgroups(kind: str, choice: Choice, monkeypatch: pytest.Monkey
     close(got, normed(x, None, 1e-3) @ weights.exact.T)
 
 
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("kind", ("int8", "int8 groups", "int4", "int4 minimum"))
+def test_fixed_point(kind: str, dtype: torch.dtype) -> None:
+    """Integer products: each element is off by half a unit at most, a 2^13th of its block's largest value."""
+    n, k, block = 70, 352, 16 if kind.startswith("int8") else 32
+    a, b, gain, residual = stream(kind, n, k), stream(kind, n, k, seed=5), noise(k, seed=2).to(dtype), noise(n, seed=3)
+    for m, choice in ((1, Choice(2, 8, 32, 1, True, True)), (3, Choice(1, 32, 64, 2, True, True))):
+        x = (noise(m, k) * torch.logspace(-8, 4, k)).to(dtype)
+        got = run(x, [a], torch.empty(m, n, device=DEVICE), choice, gain=gain, norm=True)
+        exact = normed(x, gain, 1e-3)
+        most = (x.double() * gain.double()).abs().view(m, -1, block).amax(-1)
+        unit = 2.0 ** (most.log2().floor() - 13) * (exact / (x.double() * gain.double())).view(m, -1, block).abs().amax(-1)
+        bound = unit.repeat_interleave(block, 1) / 2 @ a.exact.abs().T
+        error = (got.cpu().double() - exact @ a.exact.T).abs()
+        assert (error <= bound * 1.01).all() and error.max() > bound.max() / 1e3  # the latter: it was not float arithmetic
+        gated = run(x, [a, b], torch.empty(m, n, device=DEVICE), choice, GATED, gain=gain, norm=True)
+        want = torch.nn.functional.silu(exact @ a.exact.T) * (exact @ b.exact.T)
+        assert (gated.cpu().double() - want).abs().max() < 1e-3 * want.abs().max()
+    x = noise(1, k).to(dtype)
+    x[0, 32:64] = x[0, 32:64].mul(64).round().clamp(64, 255)  # a block whose values are exact in fixed point
+    x[0, :32] = x[0, 64:] = 0
+    got = run(x, [a], torch.empty(1, n, device=DEVICE), Choice(2, 8, 32, 1, True, True), BIAS_RESIDUAL, [residual, 1.0])
+    close(got, x.double() @ a.exact.T + residual + 1)
+
+
+@pytest.mark.parametrize("kind", ("int8", "int4 minimum"))
+def test_fixed_point_of_extremes(kind: str) -> None:
+    n, k, choice = 6, 64, Choice(1, 4, 32, 1, True, True)
+    weights = stream(kind, n, k)
+    for value in (1e-30, 3e38):
+        x = torch.full((1, k), value, dtype=torch.bfloat16)
+        got = run(x, [weights], torch.empty(1, n, device=DEVICE), choice).cpu().double()
+        want = x.double() @ weights.exact.T
+        finite = want.abs() < torch.finfo(torch.float32).max / 64  # partial sums are greater
+        assert torch.allclose(got[finite], want[finite], rtol=1e-4)
+    for value in (torch.nan, torch.inf):
+        x = torch.ones(1, k, dtype=torch.float16)
+        x[0, 5] = value
+        assert run(x, [weights], torch.empty(1, n, device=DEVICE), choice).cpu().isfinite().logical_not().all()
+
+
 @pytest.mark.parametrize("m", (1, 2, 3, 5, 8))
 def test_rows_of_x(m: int) -> None:
     n, k = 24, 64

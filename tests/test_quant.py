@@ -149,7 +149,7 @@ def test_windows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
         def __getattr__(self, name: str) -> Any:
             return limits if name == "limits" else getattr(runtime.device(), name)
 
-    monkeypatch.setattr(quantised, "device", Small)
+    monkeypatch.setattr(quantised, "target", Small)
     monkeypatch.setattr(quantised, "MOST_DEQUANTISED", 2048)
     for k, groups in ((45, 1), (64, 2)):  # of odd length: a word holds elements of two rows
         weight, scale = int8_parts(203, k, groups)

@@ -13,7 +13,7 @@ from typing import Any
 from .errors import LimitError
 from .kernels.pointwise import contiguous, copy_into, emit
 from .recipe import Graph, Tensor, spans
-from .runtime import device
+from .runtime import target
 
 ADDED = -1  # in place of a result's dimension: the slices' results are partial sums
 
@@ -42,7 +42,7 @@ Cuts = Callable[[Sequence[Any], int], Sequence[Cut]]  # of the arguments and the
 
 def margin() -> int:
     """Bytes of one tensor that a binding covers wherever the tensor starts (bindings start at multiples of 256)."""
-    return device().limits["maxStorageBufferBindingSize"] - 256
+    return target().limits["maxStorageBufferBindingSize"] - 256
 
 
 def exceeds(graph: Graph, first: int = 0) -> bool:

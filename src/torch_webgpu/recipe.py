@@ -241,9 +241,11 @@ class Graph:
                 "after the operation"
             ) from e
         key = (name, static, signature)
-        pipeline = _pipelines.get(key)
+        elsewhere = runtime.described()
+        known = _pipelines if elsewhere is None else elsewhere.pipelines
+        pipeline = known.get(key)
         if pipeline is None:
-            pipeline = _pipelines[key] = self._compile(name, args, slots, w, source)
+            pipeline = known[key] = self._compile(name, args, slots, w, source)
         self.steps.append((pipeline, operands, w.words, w.patches, groups))
 
     def pointwise(self, program: Any, operands: Sequence[Any], out: Tensor, name: str) -> None:

@@ -10,7 +10,7 @@ from ..kernels.pointwise import may_overlap, same_view
 from ..kernels.program import Program
 from ..kernels.program import Step as Instruction
 from ..recipe import Scalar, Tensor, product
-from ..runtime import device
+from ..runtime import target
 from .ir import Module, Pointwise, Step, is_fresh
 
 MOST_STEPS = 64  # of a fused program
@@ -219,7 +219,7 @@ def binding_count(tensors: Iterable[Tensor]) -> int:
 
 def most_bindings() -> int:
     """Storage buffers that one launch may bind."""
-    return min(device().limits["maxStorageBuffersPerShaderStage"], 16)
+    return min(target().limits["maxStorageBuffersPerShaderStage"], 16)
 
 
 def _affordable(step: Pointwise) -> bool:

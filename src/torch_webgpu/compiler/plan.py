@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..recipe import REF_ERROR, REF_OUTPUT, REF_TEMP, Graph, Scalar, Tensor
-from ..runtime import device
+from ..runtime import target
 from .ir import Module, Step, is_fresh
 from .memory import Lifetime, Placement, peak, plan
 from .origins import Origins
@@ -163,7 +163,7 @@ def assemble(module: Module, origins: Origins | None = None) -> Plan:
         if isinstance(t, Tensor) and is_fresh(t.buffer):
             bases.setdefault(t.buffer, len(bases))
     lives, apart = _lifetimes(module, set(bases))
-    limit = min(device().limits["maxStorageBufferBindingSize"], LARGEST_ARENA)
+    limit = min(target().limits["maxStorageBufferBindingSize"], LARGEST_ARENA)
     placement = plan(lives, apart, limit)
     place = _placer(module, placement, bases)
     graph = _Resolved()

@@ -14,7 +14,7 @@ from typing import Any
 from .. import wgsl
 from ..errors import LimitError
 from ..recipe import MAX_GROUPS, Graph, Tensor, Words
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BF16, F16, F32
 from . import render
 from .decode_operands import Call, Rope, fill_words, store, whole_rows
@@ -119,7 +119,7 @@ def _check(
 
 def _cut(graph: Graph, call: Call) -> None:
     """Splits along batch or heads where a binding or the grid is too small, then launches."""
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     large = max(t.extent * t.dtype.itemsize for t in (call.k_cache, call.v_cache)) + 256 > limit
     b, heads = call.k_cache.sizes[:2]
     if not large and b <= MAX_GROUPS and call.q.sizes[1] <= MAX_GROUPS:
@@ -174,7 +174,7 @@ def _shape(call: Call, width: int) -> tuple[int, int, int]:
     b, h, _, dim = call.q.sizes
     heads, slots = call.k_cache.sizes[1:3]
     repeat = h // heads
-    if device().adapter.kind == "cpu":  # small tiles: a shader that compiles soon
+    if target().adapter.kind == "cpu":  # small tiles: a shader that compiles soon
         return 1, 16, 1
     if slots <= SHORT:
         return 1, 64 if width <= 64 else 32 if width <= 128 else 16, 1
@@ -237,11 +237,11 @@ def _launch(graph: Graph, call: Call) -> None:
     heads, tile, chunks = _shape(call, width)
     call = replace(call, heads=heads, tile=tile, chunks=chunks)
     b, h, _, d = call.q.sizes
-    target = call.out if chunks == 1 else graph.new((b * h * chunks * (d + 2),), F32)
-    args = _operands(graph, call, whole, target)
-    if len({t.buffer for _, t, _ in args}) > device().limits["maxStorageBuffersPerShaderStage"]:
+    result = call.out if chunks == 1 else graph.new((b * h * chunks * (d + 2),), F32)
+    args = _operands(graph, call, whole, result)
+    if len({t.buffer for _, t, _ in args}) > target().limits["maxStorageBuffersPerShaderStage"]:
         call = _gathered(graph, call)
-        args = _operands(graph, call, whole, target)
+        args = _operands(graph, call, whole, result)
 
     def source(w: Words) -> str:
         return _source(w, call, whole, args)
@@ -251,7 +251,7 @@ def _launch(graph: Graph, call: Call) -> None:
     groups = (chunks, h // heads, b)
     graph.launch("decode_attention", args, lambda w: fill_words(w, call), source, groups, static)
     if chunks > 1:
-        _combine(graph, target, call.out, chunks)
+        _combine(graph, result, call.out, chunks)
 
 
 def _source(w: Words, call: Call, whole: bool, args: list[tuple[str, Tensor, str]]) -> str:

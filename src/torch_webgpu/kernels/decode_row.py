@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .. import wgsl
 from ..recipe import Graph, Tensor, Words
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import F16, F32
 from . import render
 from .decode_operands import Call, fill_words, store, whole_rows
@@ -27,11 +27,11 @@ def takes_row(call: Call) -> bool:
     return (
         call.mask is None
         and call.k_cache.sizes[2] <= LONGEST
-        and "subgroups" in device().features
-        and device().adapter.kind != "cpu"  # whose shader compilers take long over it
+        and "subgroups" in target().features
+        and target().adapter.kind != "cpu"  # whose shader compilers take long over it
         and all(_in_quads(t) for t in caches)
-        and _buffers(call) <= device().limits["maxStorageBuffersPerShaderStage"]
-        and _shared_bytes(call, _workgroup(call)) <= device().limits["maxComputeWorkgroupStorageSize"]
+        and _buffers(call) <= target().limits["maxStorageBuffersPerShaderStage"]
+        and _shared_bytes(call, _workgroup(call)) <= target().limits["maxComputeWorkgroupStorageSize"]
     )
 
 
@@ -55,7 +55,7 @@ def _buffers(call: Call) -> int:
 
 def _workgroup(call: Call) -> int:
     """Invocations of a workgroup: as many as there are elements in a row, at least."""
-    limits = device().limits
+    limits = target().limits
     size = min(WORKGROUP, limits["maxComputeInvocationsPerWorkgroup"], limits["maxComputeWorkgroupSizeX"])
     while size > 256 and _shared_bytes(call, size) > limits["maxComputeWorkgroupStorageSize"]:
         size //= 2

@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import wgsl
 from ..recipe import MAX_GROUPS, Graph, Tensor, Words, grid
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BF16, F16, F32, DType
 from . import render
 from .program import IDENTITY, Program
@@ -115,7 +115,7 @@ def gemm(
 
 def _cut(graph: Graph, p: _Product) -> None:
     """Splits along the batch, n or m where operands exceed a binding, then launches."""
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
 
     def fits(*tensors: Tensor | None) -> bool:
         return all(t is None or t.extent * t.dtype.itemsize + 256 <= limit for t in tensors)
@@ -160,7 +160,7 @@ def _choose(z: int, m: int, n: int, k: int, limit: int) -> tuple[_Tile, int, int
     def tiles(t: _Tile) -> int:
         return -(-m // t.rows) * -(-n // t.columns) * z
 
-    cpu = device().adapter.kind == "cpu"
+    cpu = target().adapter.kind == "cpu"
     if m * n <= FEW_RESULTS or (cpu and z * m * n * k < SLOW_ON_CPU):
         tile = _SMALL
     elif m <= _LOWEST.rows:
@@ -204,7 +204,7 @@ def _launch(graph: Graph, p: _Product, limit: int) -> None:
     z, m, n = p.out.sizes
     k = p.a.sizes[2]
     tile, splits, chunk = _choose(z, m, n, k, limit)
-    rolled = device().adapter.kind == "cpu"  # unrolled by the driver, the inner loop takes long to compile
+    rolled = target().adapter.kind == "cpu"  # unrolled by the driver, the inner loop takes long to compile
     vectors = tile is not _SMALL or not rolled  # else fewer shaders
     how_a = _how(p.a, m, p.a.strides[1], p.a.strides[2], vectors)
     how_b = _how(p.b, n, p.b.strides[2], p.b.strides[1], vectors)

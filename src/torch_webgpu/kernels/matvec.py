@@ -13,7 +13,7 @@ from typing import Any
 from .. import wgsl
 from ..errors import LimitError
 from ..recipe import Graph, Scalar, Tensor, Words, grid
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import F16, F32, cast
 from . import render
 from .pointwise import same_view
@@ -75,11 +75,11 @@ def _fault(x: Tensor, weights: Sequence[Weight], out: Tensor, extras: Sequence[E
     for t in operands:
         if _overlap(t, out) and (t is x or not same_view(t, out)):
             return f"out {out} overlaps the operand {t} in memory"
-    limit = device().limits["maxStorageBuffersPerShaderStage"]
+    limit = target().limits["maxStorageBuffersPerShaderStage"]
     buffers = len({t.buffer for t in (*operands, out)})
     if buffers > limit:
         return f"{buffers} buffers are needed, but a kernel may bind {limit}"
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if not _fits(limit, [*(t.narrow(0, 0, min(n, _CUT)) for t in _cuttable(weights, out, extras)), x]):
         return f"{min(n, _CUT)} rows of the weights exceed the largest binding of {limit} bytes"
     return ""
@@ -160,7 +160,7 @@ def _cut(
 ) -> None:
     """One launch, or several over windows of N where a binding does not cover an operand."""
     n = out.sizes[1]
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if n <= _CUT or _fits(limit, [*_cuttable(weights, out, extras), x]):
         _Launch(x, weights, out, program, extras, norm, choice).record(graph)
         return
@@ -214,7 +214,7 @@ class _Launch:
         gain = norm.gain if norm is not None else None
         self.gain_mode = _quad_mode(gain, self.vector, self.pieces, 0) if gain is not None else ""
         self.norm_kind = "" if norm is None else "plain" if gain is None else "gain"
-        self.subgroups = "subgroups" in device().features
+        self.subgroups = "subgroups" in target().features
         self.choice = self._fit(choice or choose(self.kind, self.n, self.k, self.streams, self.m))
         self.pack = 2 if self._whole_words() and self.choice.rows % 2 == 0 else 1
 
@@ -246,25 +246,29 @@ class _Launch:
 
     def _stage_size(self, choice: Choice) -> int:
         """Elements of the staged x, in steps, so that few pipelines serve many lengths."""
-        return -(-self.m * self.blocks * self.pieces // 128) * 128 if choice.stage else 0
+        words = self.pieces // 2 if choice.fixed else self.pieces  # of four; fixed point is half as long
+        return -(-self.m * self.blocks * words // 128) * 128 if choice.stage else 0
 
     def _shared_bytes(self, choice: Choice) -> int:
         size = self._stage_size(choice) * (16 if self.vector else 4)
         if choice.lanes > 1:
             size += len(self._values(choice)) * self._slots(choice) * 4
+        size += self.m * self.blocks * 8 + 1024 if choice.fixed else 0
         return size + (self.m * choice.workgroup * 4 if choice.stage and self.norm is not None else 0)
 
     def _fit(self, choice: Choice) -> Choice:
         """The choice made to fit the device's limits and this case."""
-        limits = device().limits
+        limits = target().limits
         most = min(limits["maxComputeInvocationsPerWorkgroup"], limits["maxComputeWorkgroupSizeX"])
         most = 1 << (most.bit_length() - 1)
         choice = replace(choice, workgroup=min(choice.workgroup, most), lanes=min(choice.lanes, choice.workgroup, most))
         if self._whole_words() and choice.rows % 2:
             choice = replace(choice, rows=2 * choice.rows)  # else two teams would share a word
+        if choice.fixed and not self._may_be_fixed():
+            choice = replace(choice, fixed=False)
         while self._shared_bytes(choice) > limits["maxComputeWorkgroupStorageSize"]:
             if choice.stage:
-                choice = replace(choice, stage=False)
+                choice = replace(choice, stage=False, fixed=False)
             elif choice.workgroup > choice.lanes:
                 choice = replace(choice, workgroup=choice.workgroup // 2)
             elif choice.rows > 2:
@@ -272,6 +276,10 @@ class _Launch:
             else:
                 choice = replace(choice, lanes=choice.lanes // 2, workgroup=choice.workgroup // 2)
         return choice
+
+    def _may_be_fixed(self) -> bool:
+        """16 bits of a block's range lose less than what x, of a 16-bit dtype, lost before; a float32 x stays exact."""
+        return self.kind in ("int8", "int4") and self.vector and self.x.dtype.packed
 
     def _static(self) -> tuple[Any, ...]:
         c = self.choice
@@ -349,6 +357,8 @@ class _Launch:
             pieces=self.pieces,
             exact=self._exact(),
             stage=self._stage_size(c),
+            fixed=c.fixed,
+            ranges=-(-self.m * self.blocks // 128) * 128,
             scaled=self.scaled,
             minimum=self.minimum,
             norm=self.norm_kind,

@@ -10,7 +10,7 @@ import torch
 
 from .. import _C, wgsl
 from ..recipe import Graph, Scalar, Tensor, Words, grid
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BOOL, F32, I64, DType, cast
 from .program import Program
 
@@ -221,7 +221,7 @@ def emit(
         return _defer(graph, expr, operands, classes, result_cls, out, name)
     shape = out.sizes
     tensors = [(i, x.expand(shape)) for i, x in enumerate(operands) if isinstance(x, Tensor)]
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if out.ref < 0 and max([out.extent, *[t.extent for _, t in tensors]]) * 8 + 256 <= limit:
         return _emit_one(graph, expr, operands, tensors, classes, result_cls, out, name)  # fresh and small: nothing to check
     if any(may_overlap(out, t) for _, t in tensors):
@@ -329,7 +329,7 @@ def emit_program(graph: Graph, program: Program, operands: Sequence[Operand], ou
     if out.numel == 0:
         return
     tensors = [(i, x) for i, x in enumerate(operands) if isinstance(x, Tensor)]
-    cut = _split(out, [t for _, t in tensors], device().limits["maxStorageBufferBindingSize"])
+    cut = _split(out, [t for _, t in tensors], target().limits["maxStorageBufferBindingSize"])
     if cut is not None:
         half = out.sizes[cut] // 2
         for start, length in ((0, half), (half, out.sizes[cut] - half)):

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import wgsl
 from ..recipe import MAX_GROUPS, Graph, Tensor, Words, grid, product
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BOOL, F32, I64, DType
 from .pointwise import LINEAR, MAIN, WORKGROUP, collapse, copy_into, emit, index_code, index_words
 
@@ -197,7 +197,7 @@ def _reduce_into(
     graph: Graph, reducer: Reducer, x: Tensor, dims: tuple[int, ...], outs: Sequence[Tensor], scale: int, p: Any
 ) -> None:
     """Reduces into tensors of the kept shape; what exceeds the largest binding is cut in halves."""
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     if max([t.extent * t.dtype.itemsize for t in (x, *outs)]) + 256 > limit:
         if all(t.extent * t.dtype.itemsize + 256 <= limit for t in outs):
             cut = max(range(x.ndim), key=lambda d: (x.sizes[d] - 1) * x.strides[d])

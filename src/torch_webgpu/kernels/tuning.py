@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import disk_cache
-from ..runtime import device
+from ..runtime import target
 
 SHIPPED = Path(__file__).parent / "tuned.json"
 _NEAR = 1.01  # a relative is within a factor of 2 in N and in K
@@ -38,6 +38,7 @@ class Choice:
         workgroup: invocations of a workgroup, a power of two and at least ``lanes``.
         unroll: blocks of four words that an invocation reads of each row before it uses the first of them.
         stage: whether x is put in workgroup memory first.
+        fixed: whether quantised weights meet a staged x of 16 bits a value as integers; needs ``stage``.
     """
 
     rows: int = 1
@@ -45,15 +46,16 @@ class Choice:
     workgroup: int = 128
     unroll: int = 1
     stage: bool = False
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         powers = all(n > 0 and n & (n - 1) == 0 for n in (self.lanes, self.workgroup))
         rows = 1 <= self.rows <= 8 or self.rows in (10, 12, 14, 16)  # odd ones may have to be doubled
-        if not powers or self.lanes > self.workgroup or not rows or not 1 <= self.unroll <= 16:
+        if not powers or self.lanes > self.workgroup or not rows or not 1 <= self.unroll <= 16 or self.fixed > self.stage:
             raise ValueError(f"not a shape of the matrix-vector kernel: {self}")
 
     def __str__(self) -> str:
-        staged = ", staged" if self.stage else ""
+        staged = ", fixed point" if self.fixed else ", staged" if self.stage else ""
         return f"{self.rows} rows, {self.lanes} lanes of {self.workgroup}, unroll {self.unroll}{staged}"
 
 
@@ -89,9 +91,8 @@ class Entry:
         numbers = {name: int(value[name]) for name in ("n", "k", "streams", "m")}
         if min(numbers.values()) < 1 or value["kind"] not in BLOCK:
             raise ValueError(f"not an entry: {value}")
-        shape = Choice(
-            **{name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}, stage=bool(choice["stage"])
-        )
+        sizes = {name: int(choice[name]) for name in ("rows", "lanes", "workgroup", "unroll")}
+        shape = Choice(**sizes, stage=bool(choice["stage"]), fixed=bool(choice.get("fixed")))
         return Entry(str(value["adapter"]), str(value["implementation"]), str(value["kind"]), choice=shape, **numbers)
 
     @property
@@ -133,33 +134,40 @@ def write(path: Path, entries: Iterable[Entry]) -> None:
 def forget() -> None:
     """Reads the files again at the next choice."""
     _table.cache_clear()
-    choose.cache_clear()
+    _choose.cache_clear()
 
 
 def adapter_name() -> str:
-    """The present adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
-    adapter = device().adapter
+    """The target's adapter as entries name it: its own name in lower case, without the driver's remarks in brackets."""
+    adapter = target().adapter
     return adapter.name.split("(")[0].strip().lower() or f"nameless {adapter.kind}"
 
 
+Who = tuple[str, str, str]  # an adapter's name, its kind, the implementation
+
+
 @cache
-def _table() -> tuple[list[Entry], list[Entry]]:
-    """The user's and the shipped entries that are about the present adapter."""
-    adapter = device().adapter
-    name = adapter.name.lower()
+def _table(who: Who) -> tuple[list[Entry], list[Entry]]:
+    """The user's and the shipped entries that are about an adapter, the present target's."""
+    name, kind, implementation = who[0].lower(), *who[1:]
 
     def about(entry: Entry) -> bool:
-        by_class = adapter.kind == "cpu" if entry.adapter == "cpu" else adapter.kind != "cpu" if not entry.adapter else False
+        by_class = kind == "cpu" if entry.adapter == "cpu" else kind != "cpu" if not entry.adapter else False
         ours = by_class or (entry.adapter != "" and entry.adapter in name) or entry.adapter == adapter_name()
-        return ours and entry.implementation in ("", adapter.implementation)
+        return ours and entry.implementation in ("", implementation)
 
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
 
 
-@cache
 def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
-    """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the present adapter."""
-    for entries in _table():
+    """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the target's adapter."""
+    adapter = target().adapter
+    return _choose((adapter.name, adapter.kind, adapter.implementation), kind, n, k, streams, m)
+
+
+@cache
+def _choose(who: Who, kind: str, n: int, k: int, streams: int, m: int) -> Choice:
+    for entries in _table(who):
         best = min((e for e in entries if e.kind == kind), key=lambda e: _distance(e, n, k, streams, m), default=None)
         if best is not None and _distance(best, n, k, streams, m)[0] <= _NEAR:
             return best.choice
@@ -186,7 +194,7 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     in flight as registers allow. Blocks of quantised weights take many elements of x, which is then read from workgroup
     memory. A rasteriser runs invocations one after the other, where sharing a row costs more than it brings.
     """
-    if device().adapter.kind == "cpu":
+    if target().adapter.kind == "cpu":
         return Choice(rows=2 if streams * m == 1 else 1, lanes=1, workgroup=64, unroll=1)
     blocks = max(1, k // BLOCK[kind])
     rows = max(1, min(4, 8 // (streams * m)))

@@ -10,7 +10,7 @@ from ..kernels import render
 from ..kernels.decode_attention import decode_attention
 from ..recipe import MAX_GROUPS, Graph, Tensor, Words
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BF16, F16
 
 MOST_DIM = 256
@@ -75,7 +75,7 @@ def _cut(
 
     ``first`` is the number of queries before these, for causal attention.
     """
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
 
     def fits(*tensors: Tensor | None) -> bool:
         return all(t is None or t.extent * t.dtype.itemsize + 256 <= limit for t in tensors)
@@ -140,7 +140,7 @@ def _launch(
     how = tuple(_how(t) for t in (q, k, v))
     pack = _pack(out)
     # Where code runs a few times only, loops that the driver could unroll cost more to compile than they save.
-    rolled = device().adapter.kind == "cpu"
+    rolled = target().adapter.kind == "cpu"
     counts = (1, 2, 4, 8)
 
     def words(w: Words) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, copy_into, result_dtype, same_view
 from ..recipe import Graph, Tensor, Words, grid, product
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import I32
 
 
@@ -76,7 +76,7 @@ def _joined_rows(graph: Graph, inputs: Sequence[Tensor], out: Tensor, dim: int) 
     """Concatenation in one launch, as words: contiguous inputs of the result's dtype. False where that does not hold."""
     if not 2 <= len(inputs) <= MOST_JOINED or any(t.dtype is not out.dtype for t in inputs):
         return False
-    if out.extent * out.dtype.itemsize + 256 > device().limits["maxStorageBufferBindingSize"]:
+    if out.extent * out.dtype.itemsize + 256 > target().limits["maxStorageBufferBindingSize"]:
         return False
     found = [as_words(t, product(t.sizes[dim:])) for t in (*inputs, out)]
     parts = [f for f in found if f is not None]

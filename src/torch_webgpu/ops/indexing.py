@@ -23,7 +23,7 @@ from ..kernels.pointwise import (
 from ..kernels.reduction import normal_dims
 from ..recipe import Graph, Scalar, Tensor, Words, grid, product, register_error, spans
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BOOL, U8
 
 MOST_INDICES = 5  # with source, destination and error buffer: the eight bindings every adapter has
@@ -99,7 +99,7 @@ def index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: s
     j_count, r_count = product(where.shape), product([x.sizes[d] for d in where.rest])
     if j_count * r_count == 0:
         return
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     size = x.sizes[where.dims[0]]
     step = size
     while step > 1 and (x.extent - (size - step) * x.strides[where.dims[0]]) * x.dtype.itemsize + 256 > limit:

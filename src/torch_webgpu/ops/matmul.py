@@ -10,7 +10,7 @@ from ..kernels.gemm import gemm
 from ..kernels.pointwise import compute, emit, private_target
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 
 GEMV_ROWS = 4  # rows up to which b is read along k by whole workgroups
 GEMV_LANES, GEMV_COLUMNS = 32, 4
@@ -26,7 +26,7 @@ def product3(graph: Graph, a: Tensor, b: Tensor, out: Tensor, c: Tensor | None, 
 
     Operands beyond the largest binding are cut along the batch, then n, then m.
     """
-    limit = device().limits["maxStorageBufferBindingSize"]
+    limit = target().limits["maxStorageBufferBindingSize"]
     z, m, n = out.sizes
     if not _fits(limit, a, b, out, c) or z > MAX_GROUPS:
         dim = 0 if z > 1 else 2 if (not _fits(limit, b) or n > 1) and (n >= m or _fits(limit, a)) else 1

@@ -21,7 +21,7 @@ from ..kernels.pointwise import WORKGROUP, contiguous, copy_into
 from ..kernels.program import IDENTITY, Program, Step
 from ..recipe import Graph, Tensor, Words, grid, product, register_error, spans
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import F32
 from .matmul import product3
 
@@ -297,7 +297,7 @@ def _rows(graph: Graph, q: Quantised, out: Tensor, indices: Tensor | None = None
 
 def _most_rows(row_bytes: int, most: int = 1 << 62) -> int:
     """Rows whose bytes fit in a binding (and in ``most``), a multiple of eight where there are as many."""
-    limit = min(device().limits["maxStorageBufferBindingSize"] - 512, most)  # both ends of a binding are rounded to 256
+    limit = min(target().limits["maxStorageBufferBindingSize"] - 512, most)  # both ends of a binding are rounded to 256
     rows = max(limit // max(row_bytes, 1), 1)
     return rows // 8 * 8 if rows >= 8 else rows
 

@@ -26,7 +26,7 @@ from ..kernels.pointwise import (
 from ..pieces import margin
 from ..recipe import Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
-from ..runtime import device
+from ..runtime import target
 from ..wgsl import BF16, BOOL, F16, F32, DType, cast
 from .creation import fill
 
@@ -173,7 +173,7 @@ def _parts(tensors: dict[str, Tensor], per: int) -> list[dict[str, Tensor]]:
     if not first:
         raise LimitError(
             f"random numbers for a strided tensor of shape {list(sizes)}, which exceeds the largest storage binding of "
-            f"{device().limits['maxStorageBufferBindingSize']} bytes and cannot be cut; fill a contiguous one"
+            f"{target().limits['maxStorageBufferBindingSize']} bytes and cannot be cut; fill a contiguous one"
         )
     cuts = ((0, first), (first, sizes[dim] - first))
     return [{name: t.narrow(dim, start, length) for name, t in tensors.items()} for start, length in cuts]

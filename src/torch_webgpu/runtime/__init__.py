@@ -8,7 +8,9 @@ import os
 import tempfile
 import threading
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from .. import _C
@@ -21,18 +23,7 @@ from ..errors import (
     ShaderError,
     WebGPUError,
 )
-from .base import SPEC_LIMITS, AdapterInfo, DeviceHandle, Implementation
-
-
-@dataclass(frozen=True)
-class Shader:
-    """What a pipeline is made of; see ``create_pipeline``."""
-
-    code: str
-    accesses: tuple[bool, ...]
-    uniform_slots: int
-    name: str
-
+from .base import SPEC_LIMITS, AdapterInfo, DescribedTarget, DeviceHandle, Implementation, Shader, Target
 
 _MODULES = {"wgpu": "wgpu_native", "dawn": "dawn"}
 _WHEELS = {"wgpu": "wgpu>=0.32,<0.33", "dawn": "dawn-python==0.3.0"}
@@ -42,6 +33,7 @@ _device: DeviceHandle | None = None
 _lost: list[DeviceHandle] = []  # kept, so that no later device gets the address of one of them
 _shaders: dict[int, Shader] = {}
 _numbers: dict[tuple[str, tuple[bool, ...], int], int] = {}
+_described: ContextVar[DescribedTarget | None] = ContextVar("target", default=None)
 
 NO_ADAPTER = (
     "No WebGPU adapter was found. On Debian or Ubuntu install a Vulkan driver: `apt-get install libvulkan1 "
@@ -160,12 +152,36 @@ def device() -> DeviceHandle:
     return _device
 
 
+def described() -> DescribedTarget | None:
+    """The device elsewhere that kernels are made for at the moment, if any."""
+    return _described.get()
+
+
+def target() -> Target:
+    """What kernels are made for: this device, or inside of ``targeting`` the one described there."""
+    return _described.get() or device()
+
+
+@contextmanager
+def targeting(elsewhere: DescribedTarget) -> Iterator[None]:
+    """Inside, this thread's lowerings choose and write down kernels for another device; nothing may be launched."""
+    token = _described.set(elsewhere)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
 def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, name: str) -> int:
     """Compiles WGSL, where that was not done before, and returns the native core's pipeline id.
+
+    For a described target it is only noted, and the number is the target's.
 
     Raises:
         ShaderError: with the WGSL lines around the fault.
     """
+    if (elsewhere := described()) is not None:
+        return elsewhere.add(Shader(code, accesses, uniform_slots, name))
     handle = device()
     known = _numbers.get((code, accesses, uniform_slots))
     if known is not None:

@@ -26,6 +26,22 @@ SPEC_LIMITS: dict[str, int] = {
 WANTED_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 
 
+@dataclass(frozen=True)
+class Shader:
+    """What a pipeline is made of; see ``DeviceHandle.create_pipeline``.
+
+    Attributes:
+        accesses: one flag a storage binding: True where it is written.
+        uniform_slots: 256-byte pieces of the uniform at the binding after them.
+        name: the op, for people.
+    """
+
+    code: str
+    accesses: tuple[bool, ...]
+    uniform_slots: int
+    name: str
+
+
 @dataclass
 class AdapterInfo:
     """Facts of one adapter.
@@ -48,12 +64,17 @@ class AdapterInfo:
     handle: Any = None
 
 
-class DeviceHandle(Protocol):
-    """A device made with a wheel's own bindings."""
+class Target(Protocol):
+    """What kernels are made for: what a device grants, be it here or described."""
 
     adapter: AdapterInfo
     features: tuple[str, ...]
     limits: dict[str, int]
+
+
+class DeviceHandle(Target, Protocol):
+    """A device made with a wheel's own bindings."""
+
     library: str
     #: Whether commands may be encoded in one thread while buffers and pipelines are made in another.
     threadsafe: bool
@@ -87,3 +108,31 @@ class Implementation(Protocol):
 
     def open(self, adapter: AdapterInfo, limits: dict[str, int], callbacks: tuple[int, int]) -> DeviceHandle:
         """Makes a device with the given limits and the native callbacks (uncaptured error, device lost)."""
+
+
+@dataclass(eq=False)
+class DescribedTarget:
+    """A device that is elsewhere: kernels are chosen for it and written down, never run here.
+
+    Attributes:
+        features, limits: what it grants.
+        adapter: of unknown name; its kind decides how kernels are shaped (``cpu`` for rasterisers).
+        shaders: the pipelines made for it, by number.
+        pipelines: their numbers, by what a graph knows them by.
+    """
+
+    features: tuple[str, ...]
+    limits: dict[str, int]
+    adapter: AdapterInfo = field(default_factory=lambda: AdapterInfo("described", 0, "", "unknown", "", ""))
+    shaders: list[Shader] = field(default_factory=list)
+    pipelines: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, shader: Shader) -> int:
+        """The number of a pipeline; equal ones have one."""
+        key = (shader.code, shader.accesses, shader.uniform_slots)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.shaders)
+            self.shaders.append(shader)
+        return self._numbers[key]
+
+    _numbers: dict[Any, int] = field(default_factory=dict, repr=False)

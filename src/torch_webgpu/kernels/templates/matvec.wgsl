@@ -11,7 +11,11 @@ const WORKGROUP = {{ workgroup }}u;
 var<workgroup> part: array<f32, {{ part_size }}>;
 {% endif %}
 {% if stage %}
-var<workgroup> staged: array<{{ "vec4<f32>" if vector else "f32" }}, {{ stage }}>;
+var<workgroup> staged: array<{{ "vec4<u32>" if fixed else "vec4<f32>" if vector else "f32" }}, {{ stage }}>;
+{% if fixed %}
+// Of each block of x: the value of a unit of its fixed point, and the sum of its elements.
+var<workgroup> ranges: array<vec2<f32>, {{ ranges }}>;
+{% endif %}
 {% if norm %}
 var<workgroup> squares: array<f32, {{ x_rows * workgroup }}>;
 {% endif %}
@@ -134,6 +138,75 @@ fn finish({% for s in range(streams) %}y{{ s }}: f32, {% endfor %}{% for name, t
       {{ name }} = select({{ name }}, {{ value }}, i == {{ index }}u);
 {% endfor %}
 {% endmacro %}
+{# Block c of row m of x as pairs of signed bytes, 256 * high + low units. A unit is a power of two, at most a 2^13th of the
+   block's largest value: what is near that is exact. Not finite values make the unit NaN. In a word of int4 weights even
+   elements are the low nibbles. #}
+{% macro fix(m) %}
+{% for j in range(pieces) %}
+      let y_{{ j }} = v_{{ j }}{{ " * t_%d" % j if norm == "gain" }};
+{% endfor %}
+      var most = bitcast<vec4<u32>>(y_0) & vec4<u32>(0x7fffffffu);
+{% for j in range(1, pieces) %}
+      most = max(most, bitcast<vec4<u32>>(y_{{ j }}) & vec4<u32>(0x7fffffffu));
+{% endfor %}
+      let exponent = max(max(max(most.x, most.y), max(most.z, most.w)) >> 23u, 14u);
+      let unit = bitcast<f32>(select((exponent - 13u) << 23u, 0x7fc00000u, exponent == 255u));
+      let units = bitcast<f32>((267u - exponent) << 23u);
+{% for j in range(pieces) %}
+      let i_{{ j }} = vec4<i32>(round(y_{{ j }} * units));
+{% endfor %}
+      let total = i_0{% for j in range(1, pieces) %} + i_{{ j }}{% endfor %};
+      ranges[{{ m }}u * {{ w.blocks }} + c] = vec2<f32>(unit, unit * f32(total.x + total.y + total.z + total.w));
+{% if kind == "int4" %}
+{% for part, swizzle in [("even", ["x", "z"]), ("odd", ["y", "w"])] %}
+{% for j in range(pieces // 2) %}
+      let {{ part }}_{{ j }} = vec4<i32>(i_{{ 2 * j }}.{{ swizzle | join }}, i_{{ 2 * j + 1 }}.{{ swizzle | join }});
+{% endfor %}
+{% endfor %}
+{% for part in ["even", "odd"] %}
+{% set place = m * 4 + 2 * loop.index0 %}
+      staged[{{ place }}u * {{ w.blocks }} + c] = vec4<u32>({% for j in range(4) %}{{ ", " if j }}pack4xI8(({{ part }}_{{ j }} + vec4<i32>(128)) >> vec4<u32>(8u)){% endfor %});
+      staged[{{ place + 1 }}u * {{ w.blocks }} + c] = vec4<u32>({% for j in range(4) %}{{ ", " if j }}pack4xI8({{ part }}_{{ j }}){% endfor %});
+{% endfor %}
+{% else %}
+      staged[{{ m * 2 }}u * {{ w.blocks }} + c] = vec4<u32>({% for j in range(4) %}{{ ", " if j }}pack4xI8((i_{{ j }} + vec4<i32>(128)) >> vec4<u32>(8u)){% endfor %});
+      staged[{{ m * 2 + 1 }}u * {{ w.blocks }} + c] = vec4<u32>({% for j in range(4) %}{{ ", " if j }}pack4xI8(i_{{ j }}){% endfor %});
+{% endif %}
+{% endmacro %}
+{# What block u adds to the sums, where x is in fixed point: integer products are exact. #}
+{% macro fixed_block(u) %}
+{% set planes = 4 if kind == "int4" else 2 %}
+{% for m in range(x_rows) %}
+{% for j in range(planes) %}
+      let x{{ m }}_{{ j }} = staged[{{ m * planes + j }}u * {{ w.blocks }} + c];
+{% endfor %}
+      let range{{ m }} = ranges[{{ m }}u * {{ w.blocks }} + c];
+{% endfor %}
+{% for s in range(streams) %}
+{% for r in range(rows) %}
+      {
+{% set q = "q_%d_%d_%d" % (s, r, u) %}
+{% if kind == "int4" %}
+        let k_0 = {{ q }} & vec4<u32>(0x0f0f0f0fu);
+        let k_1 = ({{ q }} >> vec4<u32>(4u)) & vec4<u32>(0x0f0f0f0fu);
+{% else %}
+        let k_0 = {{ q }};
+{% endif %}
+{% for m in range(x_rows) %}
+        {
+{% for part, plane in [("high", 0), ("low", 1)] %}
+          let {{ part }} = {% for j in range(planes // 2) %}{% for e in "xyzw" %}{{ " + " if j or not loop.first }}dot4I8Packed(k_{{ j }}.{{ e }}, x{{ m }}_{{ 2 * j + plane }}.{{ e }}){% endfor %}{% endfor %};
+{% endfor %}
+          let p = f32(256 * high + low) * range{{ m }}.x;
+{% set f = "f_%d_%d_%d" % (s, r, u) %}
+{% set term %}{% if minimum %}{{ f }} * p + h_{{ s }}_{{ r }}_{{ u }} * range{{ m }}.y{% elif kind == "int4" %}{{ f }} * (p - 8.0 * range{{ m }}.y){% elif scaled == "group" %}{{ f }} * p{% else %}p{% endif %}{% endset %}
+          a_{{ s }}_{{ r }}_{{ m }} += {{ term if exact else "select(0.0, " ~ term ~ ", inside)" }};
+        }
+{% endfor %}
+      }
+{% endfor %}
+{% endfor %}
+{% endmacro %}
 @compute @workgroup_size({{ workgroup }})
 fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_index) l: u32{% if merged and subgroups %}, @builtin(subgroup_size) width: u32{% endif %}) {
   let lane = l % LANES;
@@ -192,9 +265,13 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% if norm == "gain" %}
 {{ fetch("t", "gain", gain_mode, "0u", "c") }}
 {% endif %}
+{% if fixed %}
+{{ fix(m) }}
+{% else %}
 {% for j in range(pieces) %}
       staged[{{ m * pieces + j }}u * {{ w.blocks }} + c] = v_{{ j }}{{ " * t_%d" % j if norm == "gain" }};
 {% endfor %}
+{% endif %}
     }
 {% if norm %}
     squares[{{ m }}u * WORKGROUP + l] = sum;
@@ -213,6 +290,9 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
 {% if not exact %}
       let inside = (it * {{ unroll }}u + {{ u }}u) * LANES + lane < {{ w.blocks }};
 {% endif %}
+{% if fixed %}
+{{ fixed_block(u) }}
+{% else %}
 {% if norm == "gain" and not stage %}
 {{ fetch("t", "gain", gain_mode, "0u", "c") }}
 {% endif %}
@@ -251,6 +331,7 @@ fn main(@builtin(workgroup_id) g: vec3<u32>, @builtin(num_workgroups) groups: ve
       }
 {% endfor %}
 {% endfor %}
+{% endif %}
     }
 {% endfor %}
     it++;
