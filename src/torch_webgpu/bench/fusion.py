@@ -23,7 +23,7 @@ from ..errors import LimitError
 from .cells import Cell
 from .cells import measure as sample
 from .fusion_cases import Case, WrongResultError, as_one, cases
-from .names import DISPATCHES, SUBMITS, WALL
+from .names import APART, DISPATCHES, SUBMITS, TOGETHER, WALL
 from .places import missing
 from .sampling import Budget
 from .schema import Measurement, Parameter, Quantity
@@ -32,7 +32,6 @@ from .targets import torch_target
 
 LEVELS = ("none", "pointwise", "full")
 MANY, MANY_QUICK = 50, 5  # calls of the mode with one wait for many
-TOGETHER, APART = "one a call", "one a dispatch"
 _SECONDS, _PRECISION = 0.5, 0.005  # see ``Budget``: what is long in itself gets fewer samples, never below ten
 _INTERVAL, _MOST = 64, 1024  # launches a submit: as the device does by itself, and so many that a call is never cut
 

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..errors import LimitError
 from ..runtime import device
 from . import handwritten as by_hand
+from .noise import Noise
 from .schema import Work
 
 NAMES = ("rms_norm", "mlp", "rms_norm and mlp", "matmul and silu", "k and v", "matmul", "softmax", "argmax")
@@ -41,6 +42,7 @@ class Case:
         eager: whether the function is timed op by op.
         returns_index: the result is an index on the host, so that each call waits.
         others: further functions of the same inputs, by name.
+        noises: what the inputs are made of, where a page makes them too.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Case:
     eager: bool = True
     returns_index: bool = False
     others: Mapping[str, Function] = field(default_factory=dict)
+    noises: Mapping[str, Noise] = field(default_factory=dict)
 
     def expected(self) -> torch.Tensor:
         """The result in float64 on the CPU."""
@@ -69,6 +72,11 @@ class Case:
         return {"flops": float(counter.get_total_flops()), "bytes": float(size)}
 
     @property
+    def on_page(self) -> bool:
+        """Whether a page can run it: its inputs are noise that the page makes too."""
+        return bool(self.noises)
+
+    @property
     def title(self) -> str:
         """Name and sizes."""
         return f"{self.name} ({', '.join(f'{k} {v}' for k, v in self.parameters.items())})"
@@ -81,11 +89,19 @@ def as_one(result: Any) -> torch.Tensor:
 
 
 def _noise(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return Noise(shape, seed).tensor()
 
 
 def _weight(rows: int, columns: int, seed: int) -> torch.Tensor:
-    return _noise(rows, columns, seed=seed) * columns**-0.5
+    return _weights(rows, columns, seed).tensor()
+
+
+def _weights(rows: int, columns: int, seed: int) -> Noise:
+    return Noise((rows, columns), seed, columns**-0.5)
+
+
+def _made(noises: Mapping[str, Noise]) -> Tensors:
+    return {name: noise.tensor() for name, noise in noises.items()}
 
 
 def rms(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -108,17 +124,17 @@ def block(x: torch.Tensor, w: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
 
 def rms_norm_case(width: int) -> Case:
     """RMSNorm of one row, 6 → 1; all elements are summed."""
-    inputs = {"x": _noise(1, width, seed=1), "w": 1 + 0.1 * _noise(width, seed=2)}
+    noises = {"x": Noise((1, width), 1), "w": Noise((width,), 2, 0.1, 1.0)}
     chains = {"by hand, 6": lambda: by_hand.rms_norm_steps(width), "by hand, 1": lambda: by_hand.rms_norm(width)}
-    return Case("rms_norm", {"width": width}, inputs, rms, chains)
+    return Case("rms_norm", {"width": width}, _made(noises), rms, chains, noises=noises)
 
 
-def _mlp_inputs(hidden: int, inner: int) -> Tensors:
+def _mlp_noises(hidden: int, inner: int) -> dict[str, Noise]:
     return {
-        "x": _noise(1, hidden, seed=3),
-        "gate": _weight(inner, hidden, 4),
-        "up": _weight(inner, hidden, 5),
-        "down": _weight(hidden, inner, 6),
+        "x": Noise((1, hidden), 3),
+        "gate": _weights(inner, hidden, 4),
+        "up": _weights(inner, hidden, 5),
+        "down": _weights(hidden, inner, 6),
     }
 
 
@@ -129,12 +145,13 @@ def mlp_case(hidden: int, inner: int) -> Case:
         "by hand, 3": lambda: by_hand.mlp_3(hidden, inner),
         "by hand, 2": lambda: by_hand.mlp_2(hidden, inner),
     }
-    return Case("mlp", {"hidden": hidden, "inner": inner}, _mlp_inputs(hidden, inner), mlp, chains)
+    noises = _mlp_noises(hidden, inner)
+    return Case("mlp", {"hidden": hidden, "inner": inner}, _made(noises), mlp, chains, noises=noises)
 
 
 def block_case(hidden: int, inner: int) -> Case:
     """RMSNorm and MLP: op by op, fused into three, and as one kernel of one workgroup."""
-    inputs = {"w": 1 + 0.1 * _noise(hidden, seed=2), **_mlp_inputs(hidden, inner)}
+    inputs = _made({"w": Noise((hidden,), 2, 0.1, 1.0), **_mlp_noises(hidden, inner)})
     chains = {
         "by hand, 13": lambda: by_hand.block_steps(hidden, inner),
         "by hand, 3": lambda: by_hand.block_3(hidden, inner),
@@ -152,7 +169,7 @@ def _mega(hidden: int, inner: int) -> by_hand.Chain:
 
 def silu_case(hidden: int, inner: int) -> Case:
     """Matrix-vector product and SiLU: two launches of many workgroups against one of one workgroup."""
-    inputs = {name: t for name, t in _mlp_inputs(hidden, inner).items() if name in ("x", "gate")}
+    inputs = _made({name: n for name, n in _mlp_noises(hidden, inner).items() if name in ("x", "gate")})
     chains = {
         "by hand, 2": lambda: by_hand.silu_2(hidden, inner),
         "by hand, mega-kernel": lambda: by_hand.silu_mega(hidden, inner),
@@ -205,7 +222,8 @@ def softmax_case(rows: int, count: int) -> Case:
         "by hand, parallel": lambda: by_hand.softmax_parallel(rows, count),
     }
     sizes = {"rows": rows, "count": count}
-    return Case("softmax", sizes, {"x": _noise(rows, count, seed=14)}, _softmax, chains, levels=False)
+    noises = {"x": Noise((rows, count), 14)}
+    return Case("softmax", sizes, _made(noises), _softmax, chains, levels=False, noises=noises)
 
 
 def _softmax(x: torch.Tensor) -> torch.Tensor:

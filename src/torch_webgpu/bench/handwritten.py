@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from ..kernels.trials import Trial
-from ..recipe import MAX_GROUPS, Graph, Tensor, Words, power_of_two
-from ..runtime import device
+from ..recipe import MAX_GROUPS, Graph, Tensor, Words
 from ..wgsl import F32
 
 EPS = 1e-6
+WIDE = 256  # invocations of a wide workgroup: what every adapter grants
 _HEAD = (
     "@compute @workgroup_size({size})\nfn main(@builtin(workgroup_id) group: vec3<u32>, "
     "@builtin(local_invocation_index) l: u32) {{\n  let g = group.y * {row}u + group.x;\n  let i = g * {size}u + l;\n"
@@ -44,9 +44,14 @@ class Kernel:
     workgroup: int = 64
     shared: str = ""
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Workgroups of the dispatch: in two dimensions where they are too many for one."""
+        return min(self.groups, MAX_GROUPS), -(-self.groups // MAX_GROUPS), 1
+
     def source(self) -> str:
         """WGSL after the bindings."""
-        row = min(self.groups, MAX_GROUPS)
+        row = self.grid[0]
         return f"{self.shared}\n{_HEAD.format(size=self.workgroup, row=row)}{self.body}\n}}"
 
 
@@ -62,8 +67,10 @@ class Chain:
         self.kernels, self.temporaries, self.shape = list(kernels), dict(temporaries), list(shape)
         made = {*self.temporaries, self.kernels[-1].writes}
         self.inputs = list(dict.fromkeys(name for k in self.kernels for name in k.reads if name not in made))
-        self._trial = Trial(self._record)
-        self._out = torch.empty(self.shape, device="webgpu")
+
+    @cached_property
+    def _launched(self) -> tuple[Trial, torch.Tensor]:
+        return Trial(self._record), torch.empty(self.shape, device="webgpu")
 
     def _record(self, graph: Graph, inputs: list[Tensor], out: Tensor, number: object) -> None:
         known = dict(zip(self.inputs, inputs, strict=True))
@@ -73,12 +80,12 @@ class Chain:
             args = [(name, known[name], "r") for name in kernel.reads if name != kernel.writes]
             args.append((kernel.writes, known[kernel.writes], "w"))
             source = kernel.source()
-            groups = (min(kernel.groups, MAX_GROUPS), -(-kernel.groups // MAX_GROUPS), 1)
-            graph.launch(kernel.name, args, _no_words, partial(_constant, source), groups, source)
+            graph.launch(kernel.name, args, _no_words, partial(_constant, source), kernel.grid, source)
 
     def __call__(self, **tensors: torch.Tensor) -> torch.Tensor:
         """Records the launches; raises KeyError for a tensor that is missing."""
-        return self._trial([tensors[name] for name in self.inputs], self._out)
+        trial, out = self._launched
+        return trial([tensors[name] for name in self.inputs], out)
 
 
 def _constant(source: str, _: Any) -> str:
@@ -87,13 +94,6 @@ def _constant(source: str, _: Any) -> str:
 
 def _no_words(words: Words) -> None:
     pass
-
-
-def widest(wanted: int = 256) -> int:
-    """Invocations of a workgroup: at most what the device grants."""
-    limits = device().limits
-    most = min(limits["maxComputeInvocationsPerWorkgroup"], limits["maxComputeWorkgroupSizeX"])
-    return wanted if wanted <= most else power_of_two(most // 2 + 1)
 
 
 def elementwise(name: str, expression: str, reads: Sequence[str], writes: str, count: int) -> Kernel:
@@ -117,7 +117,7 @@ def _part(workgroup: int) -> str:
 
 def rms_norm_steps(width: int) -> Chain:
     """RMSNorm in six launches: square, mean over all elements, + eps, 1/√, · x, · gain."""
-    size = widest()
+    size = WIDE
     mean = _reduced("ld_a(k)", width, size) + f"  if (l == 0u) {{ st_m(0u, part[0] / {width}.0); }}"
     kernels = [
         elementwise("square", "ld_x(i) * ld_x(i)", ["x"], "a", width),
@@ -131,7 +131,7 @@ def rms_norm_steps(width: int) -> Chain:
 
 
 def _normed(width: int, writes: str, x: str = "x") -> Kernel:
-    size = widest()
+    size = WIDE
     body = _reduced(f"ld_{x}(k) * ld_{x}(k)", width, size) + (
         f"  let r = inverseSqrt(part[0] / {width}.0 + {EPS});\n"
         f"  for (var k = l; k < {width}u; k += {size}u) {{ st_{writes}(k, ld_{x}(k) * r * ld_w(k)); }}"
@@ -228,7 +228,7 @@ def block_3(hidden: int, inner: int) -> Chain:
 
 def block_mega(hidden: int, inner: int) -> Chain:
     """RMSNorm and MLP in one launch of one workgroup, which loops over all rows of all weights."""
-    size = widest()
+    size = WIDE
     dot = f"for (var k = 0u; k < {hidden}u; k++) {{ let v = ld_x(k) * r * ld_w(k); a += v * ld_gate(j * {hidden}u + k); "
     body = _reduced("ld_x(k) * ld_x(k)", hidden, size) + (
         f"  let r = inverseSqrt(part[0] / {hidden}.0 + {EPS});\n"
@@ -245,7 +245,7 @@ def block_mega(hidden: int, inner: int) -> Chain:
 
 def block_mega_bytes(inner: int) -> int:
     """Workgroup storage that ``block_mega`` needs."""
-    return 4 * (inner + widest())
+    return 4 * (inner + WIDE)
 
 
 def silu_2(hidden: int, inner: int) -> Chain:
@@ -259,7 +259,7 @@ def silu_2(hidden: int, inner: int) -> Chain:
 
 def silu_mega(hidden: int, inner: int) -> Chain:
     """``silu(gate x)`` in one launch of one workgroup."""
-    size = widest()
+    size = WIDE
     body = (
         f"  for (var j = l; j < {inner}u; j += {size}u) {{\n    var a = 0.0;\n"
         f"    for (var k = 0u; k < {hidden}u; k++) {{ a += ld_x(k) * ld_gate(j * {hidden}u + k); }}\n"
@@ -324,7 +324,7 @@ def softmax_naive(rows: int, count: int) -> Chain:
 
 def softmax_parallel(rows: int, count: int) -> Chain:
     """Softmax of each row by one workgroup."""
-    size = widest()
+    size = WIDE
     at, loop = f"g * {count}u + k", f"for (var k = l; k < {count}u; k += {size}u)"
     fold = f"for (var s = {size // 2}u; s > 0u; s = s / 2u) {{ if (l < s) {{ part[l] = %s; }} workgroupBarrier(); }}\n"
     body = (

@@ -12,7 +12,11 @@ SEQUENTIAL = "sequential"  #: n submits of one dispatch, one wait
 PASSES = "passes in one submit"  #: n passes of one dispatch, one submit, one wait
 ONE_PASS = "one pass"  #: n dispatches in one pass, one submit, one wait
 EAGER = "torch eager op"  #: n calls of a torch op, one wait
+IDLE_WAIT = "wait of an idle queue"  #: no dispatch at all: the floor that is in every wait; browsers poll
 PLAN = "compiled plan"  #: a plan of n launches replayed, one wait
+
+# How the dispatches of a call of `bench fusion` go to the queue.
+TOGETHER, APART = "one a call", "one a dispatch"
 
 # Metrics.
 WALL = "wall"  #: until everything is waited for

@@ -111,6 +111,8 @@ def source_of(run: Run, target: Target) -> Source:
     environment = run.environment
     machine = f"{environment.cpu}, {environment.cores} cores"
     settings = tuple((k, v) for k, v in environment.variables.items() if k not in _NEUTRAL)
+    if environment.browser is not None and not environment.browser.isolated:
+        settings += (("isolated", "no"),)  # a coarser clock
     return Source(_frozen(target), machine, settings, run.origin == "imported")
 
 

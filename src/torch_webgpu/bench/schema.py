@@ -31,6 +31,26 @@ class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+class Browser(_Record):
+    """The browser that a page measured in.
+
+    Attributes:
+        name: ``chrome``, ``chromium``, ``edge``, ``firefox``, ``safari``, or what it calls itself.
+        timer_step: the smallest step of ``performance.now()`` that was seen, in µs.
+        isolated: whether the page was cross-origin isolated, which makes the clock finer.
+        visible: whether the page stayed in the foreground.
+    """
+
+    name: str = Field(max_length=80)
+    version: str = Field(max_length=80)
+    user_agent: str = Field(max_length=1000)
+    system: str = Field(max_length=200)
+    mobile: bool
+    timer_step: Number
+    isolated: bool
+    visible: bool = True
+
+
 class Environment(_Record):
     """What a figure depends on besides the program.
 
@@ -40,6 +60,7 @@ class Environment(_Record):
         load: average number of running processes in the last minute, before the run.
         governor: frequency policy of the CPU, where the system tells it.
         variables: environment variables that change behaviour.
+        browser: where a page measured.
     """
 
     system: str
@@ -50,6 +71,7 @@ class Environment(_Record):
     load: Number | None = None
     governor: str | None = None
     variables: dict[str, str] = {}
+    browser: Browser | None = None
 
 
 class Target(_Record):
@@ -184,37 +206,45 @@ def write(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> Run:
-    """Reads and checks a file.
+    """Reads and checks a file; see ``parse``."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ResultError(f"{path}: cannot be read: {e}") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Run:
+    """Checks the text of a result file.
+
+    Args:
+        name: what messages call it.
 
     Raises:
         ResultError: for what is no result file, is of an unknown version, was cut off, edited, or breaks the schema.
     """
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ResultError(f"{path}: cannot be read: {e}") from None
-    try:
         content = json.loads(text, parse_constant=_no_constant)
-    except ValueError as e:
-        raise ResultError(f"{path}: is no JSON, or was cut off: {e}") from None
+    except (ValueError, RecursionError) as e:
+        raise ResultError(f"{name}: is no JSON, or was cut off: {e}") from None
     if not isinstance(content, dict) or "schema_version" not in content:
-        raise ResultError(f"{path}: is no result of torch-webgpu bench (it has no schema_version)")
+        raise ResultError(f"{name}: is no result of torch-webgpu bench (it has no schema_version)")
     if content["schema_version"] != VERSION:
         raise ResultError(
-            f"{path}: has schema version {content['schema_version']!r}, this program knows {VERSION}; "
+            f"{name}: has schema version {content['schema_version']!r}, this program knows {VERSION}; "
             "use the version of torch-webgpu that wrote it"
         )
     stored = content.pop("digest", None)
     if stored is None:
-        raise ResultError(f"{path}: has no digest; only files written by torch-webgpu bench are taken")
+        raise ResultError(f"{name}: has no digest; only files written by torch-webgpu bench are taken")
     if stored != digest(content):
-        raise ResultError(f"{path}: was changed after it was written (its digest does not match); measure again")
+        raise ResultError(f"{name}: was changed after it was written (its digest does not match); measure again")
     try:
         return Run.model_validate_json(json.dumps(content))
     except ValidationError as e:
         first = e.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the run"
-        raise ResultError(f"{path}: {where}: {first['msg']}") from None
+        raise ResultError(f"{name}: {where}: {first['msg']}") from None
 
 
 def _no_constant(name: str) -> float:

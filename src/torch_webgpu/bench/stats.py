@@ -108,6 +108,7 @@ class Line:
 def fit_line(samples: Mapping[int, Sequence[float]]) -> Line:
     """The line through the medians of each n, each weighted by 1 / its median, since errors grow with the time itself.
 
+    A median of 0 is one that a coarse clock could not see: it weighs as much as the smallest that it saw.
     Intervals come from resampling within each n, so they assume nothing about the distribution.
 
     Raises:
@@ -118,7 +119,8 @@ def fit_line(samples: Mapping[int, Sequence[float]]) -> Line:
     counts = np.array(sorted(samples), dtype=float)
     groups = [np.asarray(samples[int(n)], dtype=float) for n in counts]
     medians = np.array([np.median(g) for g in groups])
-    weights = 1 / np.maximum(medians, 1e-12)
+    seen = medians[medians > 0]
+    weights = 1 / np.maximum(medians, seen.min() if seen.size else 1.0)
     slope, intercept = _weighted(counts, medians[None, :], weights)
     generator = np.random.default_rng(_SEED)
     drawn = np.stack([np.median(_resampled(g, generator), axis=1) for g in groups], axis=1)

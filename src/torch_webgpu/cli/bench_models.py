@@ -53,10 +53,11 @@ def fusion(
         raise fail(f"--only: no computation has {only!r} in its name; there are {', '.join(NAMES)}.")
     names = chosen(impl, IMPLEMENTATIONS, "--impl")
     given = options(impl=impl, only=only)
-    measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, given, _fusion_table)
+    measure("fusion", lambda session: run_all(session, names, only), quick, as_json, folder, given, fusion_table)
 
 
-def _fusion_table(run: Run) -> None:
+def fusion_table(run: Run) -> None:
+    """Computations with one wait a call, variants side by side."""
     from ..bench.report.document import number, p_value
     from ..bench.report.fusion import groups
     from ..bench.results import Results
@@ -65,7 +66,7 @@ def _fusion_table(run: Run) -> None:
     for g in groups(Results([(Path("fusion"), run)])):
         if not g.together:
             continue
-        place = g.source.target.implementation if g.source.target.kind == "webgpu" else g.source.target.kind
+        place = g.source.target.implementation if g.source.target.kind in ("webgpu", "browser") else g.source.target.kind
         title = f"[bold]{escape(g.title)}, {place}[/]"
         names = ("variant", "launches", "median µs", "mean", "gain", "of medians", "p", "d")
         table = Table(*names, box=None, title=title, title_justify="left")

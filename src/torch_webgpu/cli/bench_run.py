@@ -25,7 +25,7 @@ Out = Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the r
 RESULTS = Path("bench-results")
 
 #: Modules of the ``bench`` extra.
-_EXTRA = ("pydantic", "psutil", "scipy", "matplotlib")
+_EXTRA = ("pydantic", "psutil", "scipy", "matplotlib", "cryptography")
 
 
 @contextmanager

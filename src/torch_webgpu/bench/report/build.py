@@ -219,6 +219,7 @@ def sources(results: Results) -> Chapter:
     runs = Table("Runs", ["file", "made", "state", "command", "system", "CPU", "versions", "load", "settings"], numeric=9)
     for path, run in results.runs:
         e = run.environment
+        page = f"{e.browser.name} {e.browser.version}: {e.browser.user_agent}" if e.browser else ""
         state = "complete" if run.complete else "interrupted"
         state = f"imported, {state}" if run.origin == "imported" else state
         versions = ", ".join(f"{k} {v}" for k, v in e.versions.items()) or "not stated"
@@ -228,7 +229,17 @@ def sources(results: Results) -> Chapter:
         settings = ", ".join(f"{k}={v}" for k, v in e.variables.items()) or "–"
         tone = Cell(state, tone="" if run.complete else "bad")
         made = f"{run.created:%Y-%m-%d %H:%M}"
-        runs.add(path.name, made, tone, command, e.system, Cell(e.cpu, cores), Cell(versions, tone="quiet"), load, settings)
+        runs.add(
+            path.name,
+            made,
+            tone,
+            command,
+            Cell(e.system, page),
+            Cell(e.cpu, cores),
+            Cell(versions, tone="quiet"),
+            load,
+            settings,
+        )
     targets = Table(
         "Targets", ["target", "version", "adapter", "driver", "features", "clocks, MHz", "shortest wait", "tuned"], numeric=6
     )

@@ -15,7 +15,7 @@ DISPATCH = "torch-webgpu bench dispatch --out results"
 FUSION = "torch-webgpu bench fusion --out results"
 LLM = "torch-webgpu bench llm --out results"
 POWER = "torch-webgpu bench power --out results"
-IMPORT = "torch-webgpu bench import firefox.csv"
+BROWSER = "torch-webgpu bench browser --out results"
 
 
 def chapter(results: Results) -> Chapter:
@@ -68,7 +68,7 @@ def _unwaited(c: lines.Costs) -> Estimate | None:
 def _tick(results: Results) -> Answer:
     claim = "Firefox’s 1 ms a dispatch is an intercept"
     in_paper = "About 1037 µs a dispatch is one tick of about 104 ms divided by 100 dispatches."
-    found, seen = [], False
+    found, seen, idle = [], False, lines.idle_waits(results)
     for c in lines.costs(results):
         sweep = c.by_method.get(SEQUENTIAL)
         slope, intercept = (sweep.slope(), sweep.intercept()) if sweep else (None, None)
@@ -78,14 +78,16 @@ def _tick(results: Results) -> Answer:
             continue
         seen |= c.source.target.kind == "browser"
         share = 100 * intercept.value / (quotient.value * (n or 1))
+        alone = Estimate.of(idle[c.source].samples, "us") if c.source in idle else None
+        floor = f" An idle queue’s wait alone takes {alone.text}." if alone else ""
         found.append(
             f"{results.label(c.source)}: {number(quotient.value)} µs by the quotient at n = {n}; slope {slope.text} "
-            f"({slope.detail}), intercept {intercept.text}: {share:.0f} % of the quotient is the wait."
+            f"({slope.detail}), intercept {intercept.text}: {share:.0f} % of the quotient is the wait.{floor}"
         )
     verdict = ""
     if found:
         verdict = "n was varied, so the line takes the two apart:" if seen else "On the targets here (none is a browser):"
-    more = DISPATCH if not found else "" if seen else IMPORT
+    more = DISPATCH if not found else "" if seen else BROWSER
     return Answer(2, claim, in_paper, verdict, found, more)
 
 

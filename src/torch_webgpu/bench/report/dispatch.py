@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .. import paper
-from ..names import GPU, HOST, PASSES, PHASE_ORDER, SEQUENTIAL, UNWAITED, WAITED, WALL
+from ..names import GPU, HOST, ONE_PASS, PASSES, PHASE_ORDER, SEQUENTIAL, UNWAITED, WAITED, WALL
 from ..results import Results, Source
 from . import plots
 from .document import Cell, Chapter, Estimate, Plot, Table, Text, number
-from .lines import Costs, Sweep, costs, phases, sweeps, varied
+from .lines import Costs, Sweep, costs, idle_waits, phases, sweeps, varied
 
 _PUBLISHED = {WAITED: paper.WAITED, UNWAITED: paper.UNWAITED, SEQUENTIAL: paper.SEQUENTIAL, PASSES: paper.BATCHED}
 _VARIED = {"bindings": "storage buffers bound", "workgroups": "workgroups", "pipelines": "pipelines, taken in turn"}
@@ -28,6 +28,7 @@ def chapter(results: Results) -> Chapter:
     if found:
         chapter.blocks += [_naive(results, found), *_naive_plot(results, found), *_slopes(results, found)]
         chapter.blocks += [*_line_plots(results, found), *_balance(results, found)]
+        chapter.blocks += list(_browsers(results, found))
     chapter.blocks += [*_phases(results), *_influences(results, all_sweeps)]
     return chapter
 
@@ -120,6 +121,55 @@ def _naive(results: Results, found: list[Costs]) -> Table:
         beside = _beside(paper.nearest(c.source.target, paper.RATIO))
         table.add(results.label(c.source), c.naive, c.of(SEQUENTIAL), c.ratio, cell, beside)
     return table
+
+
+def _browsers(results: Results, found: list[Costs]) -> Iterable[Table]:
+    """Browsers, and the native libraries of the same kind of adapter beside them."""
+    idle = idle_waits(results)
+    pages = [c for c in found if c.source.target.kind == "browser"]
+    kinds = {c.source.target.adapter_kind for c in pages}
+    native = [c for c in found if c.source.target.kind == "webgpu" and c.source.target.adapter_kind in kinds]
+    if not pages:
+        return
+    names = ["target", "clock step", "wait of an idle queue", "one dispatch and a wait"]
+    names += [
+        "sequential slope",
+        "its intercept",
+        "sequential, n = 100, ÷ 100",
+        "slope in one pass",
+        "the paper",
+    ]
+    note = (
+        "What a wait takes while there is nothing to wait for is a floor under every figure with one wait in it, and so "
+        "part of the intercept. A browser that polls every 100 ms shows it there, and in a quotient, where it looks like a "
+        "dispatch’s cost. The paper’s figures are such quotients."
+    )
+    table = Table("Browsers, beside native libraries on the same kind of adapter", names, note=note)
+    for c in [*pages, *native]:
+        sequential = c.by_method.get(SEQUENTIAL)
+        n = sequential.near(100) if sequential else None
+        floor = Estimate.of(idle[c.source].samples, "us") if c.source in idle else None
+        table.add(
+            results.label(c.source),
+            _clock(results, c.source),
+            floor,
+            c.naive,
+            c.of(SEQUENTIAL),
+            sequential.intercept() if sequential else None,
+            sequential.quotient(n) if sequential and n else None,
+            c.of(ONE_PASS),
+            _published(c.source, SEQUENTIAL),
+        )
+    yield table
+
+
+def _clock(results: Results, source: Source) -> Cell | str:
+    """How fine a page's clock was."""
+    takes = [t for s in results.find("dispatch") if s.source == source for t in s.takes]
+    browser = takes[-1].run.environment.browser
+    if browser is None:
+        return "–"
+    return Cell(f"{number(browser.timer_step)} µs", "isolated" if browser.isolated else "not isolated")
 
 
 def _naive_plot(results: Results, found: list[Costs]) -> Iterable[Plot]:

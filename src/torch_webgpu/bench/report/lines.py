@@ -10,6 +10,7 @@ from ..names import (
     EAGER,
     GPU,
     HOST,
+    IDLE_WAIT,
     INCREMENT,
     ONE_PASS,
     PASSES,
@@ -84,7 +85,12 @@ def sweeps(results: Results, experiment: str = "dispatch") -> list[Sweep]:
     found: dict[Any, Sweep] = {}
     for s in results.find(experiment, unit="us"):
         n = s.parameter("n", 1)
-        if s.now.method == PHASES or s.now.metric not in (WALL, HOST, SUBMITTED, GPU) or not isinstance(n, int) or n < 1:
+        if (
+            s.now.method in (PHASES, IDLE_WAIT)
+            or s.now.metric not in (WALL, HOST, SUBMITTED, GPU)
+            or not isinstance(n, int)
+            or n < 1
+        ):
             continue
         setting = tuple(sorted((k, v) for k, v in s.now.parameters.items() if k != "n"))
         key = s.source, s.now.workload, s.now.method, setting
@@ -164,6 +170,11 @@ def varied(found: Iterable[Sweep], name: str) -> dict[tuple[Source, str, str], d
         if isinstance(value, int | float) and cost is not None:
             curves.setdefault((s.source, s.workload, s.method), {})[float(value)] = cost
     return {key: points for key, points in curves.items() if len(points) > 1}
+
+
+def idle_waits(results: Results) -> dict[Source, Series]:
+    """What the wait of an idle queue takes, where it was measured."""
+    return {s.source: s for s in results.find("dispatch", method=IDLE_WAIT, metric=WALL)}
 
 
 def phases(results: Results) -> dict[Source, dict[str, Series]]:
