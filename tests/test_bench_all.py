@@ -64,4 +64,4 @@ def test_a_part_is_a_process(tmp_path: Path) -> None:
     registered = {
         command.name or (command.callback.__name__ if command.callback else "") for command in bench.app.registered_commands
     }
-    assert set(bench_all.PARTS) | {"all", "report", "validate", "import"} == registered
+    assert set(bench_all.PARTS) | {"all", "browser", "report", "validate", "import"} == registered
