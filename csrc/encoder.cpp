@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_map>
@@ -42,6 +43,8 @@ struct Encoder {
   std::mutex encoding;
   std::unordered_map<BindKey, Handle, BindHash> bind_groups;
   Handle ring = nullptr, upload_buffer = nullptr;
+  std::unique_ptr<PassTimer> timer;
+  bool timing = false;
   std::deque<uint64_t> in_flight;  // submission indices (wgpu-native) or futures (Dawn)
 
   std::mutex mutex;  // guards what follows
@@ -118,7 +121,7 @@ Handle record(Encoder& e, const Batch& batch) {
       continue;
     }
     if (!pass) {
-      pass = api.begin_compute_pass(encoder, nullptr);
+      pass = e.timing ? e.timer->begin_pass(encoder) : api.begin_compute_pass(encoder, nullptr);
       current = nullptr;
     }
     Handle group = bind_group(e, command, batch.windows.data() + command.first_window);
@@ -260,6 +263,19 @@ void forget_encoded() {
   e.bind_group_count = 0;
   e.ring = e.upload_buffer = nullptr;
   e.in_flight.clear();
+  (void)e.timer.release();  // what it holds is gone with its device
+  e.timing = false;
+}
+
+PassTimes time_passes(bool on) {
+  drain();
+  Encoder& e = state();
+  std::lock_guard<std::mutex> guard(e.encoding);
+  if (on && !e.timer) {
+    e.timer = std::make_unique<PassTimer>(Connection{device.device, device.queue, device.instance, device.dawn});
+  }
+  e.timing = on;
+  return e.timer ? e.timer->read() : PassTimes{};
 }
 
 EncoderStats encoder_stats() {

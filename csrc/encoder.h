@@ -6,6 +6,7 @@
 
 #include "allocator.h"
 #include "api.h"
+#include "pass_timer.h"
 
 namespace webgpu {
 
@@ -56,6 +57,9 @@ void drop_bind_groups();
 
 // Forgets what was made with a lost device.
 void forget_encoded();
+
+// Whether passes are timed from now on, and what those since the last call took; waits for everything recorded.
+PassTimes time_passes(bool on);
 
 struct EncoderStats {
   uint64_t submits, dispatches, bind_groups, bind_group_misses;

@@ -34,10 +34,7 @@ PyObject* py_make_loop(PyObject*, PyObject* args) {
     return nullptr;
   }
   setup.library = library;
-  setup.device = handle(device);
-  setup.queue = handle(queue);
-  setup.instance = handle(instance);
-  setup.dawn = dawn;
+  setup.on = {handle(device), handle(queue), handle(instance), dawn != 0};
   setup.bytes = bytes;
   setup.uniform_bytes = uniform_bytes;
   Owned loop;

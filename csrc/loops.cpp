@@ -2,10 +2,7 @@
 
 #include <c10/util/Exception.h>
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <cstring>
-#include <numeric>
 
 namespace webgpu {
 
@@ -19,49 +16,40 @@ void keep_busy(double nanoseconds) {
   }
 }
 
-using Answer = std::atomic<uint32_t>;
-
-void on_answer(uint32_t status, StringView, void* out, void*) {
-  static_cast<Answer*>(out)->store(status ? status : UINT32_MAX);
-}
-
-constexpr uint32_t wait_any_only = 1, allow_spontaneous = 3;
+constexpr uint32_t wait_any_only = 1;
 }  // namespace
 
 struct Loop {
   LoopSetup setup;
   std::vector<Handle> buffers, groups;
-  Handle uniform = nullptr, staging = nullptr, queries = nullptr, resolved = nullptr;
-  uint64_t staging_bytes = 0;
-  uint32_t next = 0;          // dispatches so far, which take the pipelines in turn
-  uint32_t timed_passes = 0;  // of the present run
-  bool timestamps = false;
+  Handle uniform = nullptr, staging = nullptr;
+  uint32_t next = 0;  // dispatches so far, which take the pipelines in turn
+  std::unique_ptr<PassTimer> timer;
+  bool timing = false;
 
   explicit Loop(const LoopSetup& from) : setup(from) {
-    load_api(setup.library, setup.dawn);
+    load_api(setup.library, setup.on.dawn);
     for (uint32_t i = 0; i < setup.bindings; i++) {
       buffers.push_back(make_buffer(usage::storage | usage::copy_src | usage::copy_dst, setup.bytes));
     }
     if (setup.uniform_bytes) uniform = make_buffer(usage::uniform | usage::copy_dst, setup.uniform_bytes);
-    staging_bytes = std::max<uint64_t>(setup.bytes, most_timed_passes * 16);
-    staging = make_buffer(usage::map_read | usage::copy_dst, staging_bytes);
+    staging = make_buffer(usage::map_read | usage::copy_dst, setup.bytes);
     for (auto& pipeline : setup.pipelines) groups.push_back(make_group(pipeline.second));
   }
 
   ~Loop() {
     for (Handle group : groups) api.bind_group_release(group);
     for (Handle buffer : buffers) api.buffer_release(buffer);
-    for (Handle buffer : {uniform, staging, resolved}) {
+    for (Handle buffer : {uniform, staging}) {
       if (buffer) api.buffer_release(buffer);
     }
-    if (queries) api.query_set_release(queries);
   }
 
   Handle make_buffer(uint64_t usages, uint64_t bytes) {
     BufferDescriptor descriptor{};
     descriptor.usage = usages;
     descriptor.size = bytes;
-    return api.create_buffer(setup.device, &descriptor);
+    return api.create_buffer(setup.on.device, &descriptor);
   }
 
   Handle make_group(Handle layout) {
@@ -76,17 +64,11 @@ struct Loop {
     descriptor.layout = layout;
     descriptor.entry_count = entries.size();
     descriptor.entries = entries.data();
-    return api.create_bind_group(setup.device, &descriptor);
+    return api.create_bind_group(setup.on.device, &descriptor);
   }
 
   Handle begin_pass(Handle encoder) {
-    if (!timestamps) return api.begin_compute_pass(encoder, nullptr);
-    uint32_t at = 2 * timed_passes++;
-    NativeTimestampWrites native{nullptr, queries, at, at + 1};
-    DawnTimestampWrites dawn{queries, at, at + 1};
-    ComputePassDescriptor descriptor{};
-    descriptor.timestamp_writes = setup.dawn ? static_cast<void*>(&dawn) : &native;
-    return api.begin_compute_pass(encoder, &descriptor);
+    return timing ? timer->begin_pass(encoder) : api.begin_compute_pass(encoder, nullptr);
   }
 
   void set_group(Handle pass, uint32_t which) {
@@ -110,12 +92,12 @@ struct Loop {
   void submit(Handle encoder) {
     Handle commands = api.finish(encoder, nullptr);
     api.encoder_release(encoder);
-    api.submit(setup.queue, 1, &commands);
+    api.submit(setup.on.queue, 1, &commands);
     api.command_buffer_release(commands);
   }
 
   void dispatch_and_submit(double delay, bool copy) {
-    Handle encoder = api.create_encoder(setup.device, nullptr);
+    Handle encoder = api.create_encoder(setup.on.device, nullptr);
     Handle pass = begin_pass(encoder);
     dispatch(pass, true);
     end_pass(pass);
@@ -125,73 +107,35 @@ struct Loop {
   }
 
   void wait() {
-    if (setup.dawn) {
-      Future done = api.work_done(setup.queue, {nullptr, wait_any_only, [](uint32_t, void*, void*) {}, nullptr, nullptr});
+    if (setup.on.dawn) {
+      Future done = api.work_done(setup.on.queue, {nullptr, wait_any_only, [](uint32_t, void*, void*) {}, nullptr, nullptr});
       FutureWaitInfo info{done, 0};
-      api.wait_any(setup.instance, 1, &info, UINT64_MAX);
+      api.wait_any(setup.on.instance, 1, &info, UINT64_MAX);
     } else {
-      api.device_poll(setup.device, 1, nullptr);
+      api.device_poll(setup.on.device, 1, nullptr);
     }
   }
 
-  // The staging buffer's first bytes, waited for.
-  std::string map_and_read(uint64_t bytes) {
-    auto answer = std::make_unique<Answer>(0);
-    MapCallbackInfo info{nullptr, setup.dawn ? wait_any_only : allow_spontaneous, on_answer, answer.get(), nullptr};
-    Future future = api.map_async(staging, 1, 0, bytes, info);
-    if (setup.dawn) {
-      FutureWaitInfo waited{future, 0};
-      api.wait_any(setup.instance, 1, &waited, UINT64_MAX);
-    } else {
-      for (int i = 0; i < 1000 && !*answer; i++) api.device_poll(setup.device, 1, nullptr);
-    }
-    uint32_t status = *answer;
-    if (!status) answer.release();  // the library may still write to it
-    TORCH_CHECK(status == 1, "the measured device did not give its results back (status ", status, ")");
-    std::string data(static_cast<const char*>(api.mapped_range(staging, 0, bytes)), bytes);
-    api.unmap(staging);
-    return data;
-  }
+  std::string map_and_read(uint64_t bytes) { return map_bytes(setup.on, staging, bytes); }
 
   std::string read(Handle buffer, uint64_t bytes) {
-    Handle encoder = api.create_encoder(setup.device, nullptr);
+    Handle encoder = api.create_encoder(setup.on.device, nullptr);
     api.copy_buffer(encoder, buffer, 0, staging, 0, bytes);
     submit(encoder);
     return map_and_read(bytes);
   }
 
   void start_timestamps() {
-    timed_passes = 0;
-    if (!queries) {
-      QuerySetDescriptor descriptor{};
-      descriptor.type = 2;
-      descriptor.count = 2 * most_timed_passes;
-      queries = api.create_query_set(setup.device, &descriptor);
-      resolved = make_buffer(usage::query_resolve | usage::copy_src, descriptor.count * 8);
-    }
-    timestamps = true;
+    if (!timer) timer = std::make_unique<PassTimer>(setup.on);
+    timing = true;
   }
 
   void finish_timestamps(Sample& sample) {
-    timestamps = false;
-    Handle encoder = api.create_encoder(setup.device, nullptr);
-    api.resolve_query_set(encoder, queries, 0, 2 * timed_passes, resolved, 0);
-    submit(encoder);
-    std::string data = read(resolved, timed_passes * 16);
-    std::vector<uint64_t> ticks(2 * timed_passes);
-    memcpy(ticks.data(), data.data(), data.size());
-    double period = setup.dawn ? 1 : api.timestamp_period(setup.queue);  // Dawn gives nanoseconds
-    uint64_t step = 0;
-    for (uint32_t i = 0; i < timed_passes; i++) {
-      uint64_t begin = ticks[2 * i], end = ticks[2 * i + 1];
-      if (end < begin) {
-        sample.dropped++;
-        continue;
-      }
-      sample.gpu += (end - begin) * period;
-      step = std::gcd(step, end - begin);
-    }
-    sample.step = step * period;
+    timing = false;
+    PassTimes times = timer->read();
+    sample.gpu = times.gpu;
+    sample.dropped = times.dropped;
+    sample.step = times.step;
   }
 
   void run_each(Method method, uint32_t n, double delay, Sample& sample) {
@@ -209,7 +153,7 @@ struct Loop {
       for (uint32_t i = 0; i < n; i++) dispatch_and_submit(delay, false);
       return;
     }
-    Handle encoder = api.create_encoder(setup.device, nullptr), pass = nullptr;
+    Handle encoder = api.create_encoder(setup.on.device, nullptr), pass = nullptr;
     for (uint32_t i = 0; i < n; i++) {
       bool own = method == Method::passes || !pass;
       if (own) pass = begin_pass(encoder);
@@ -249,7 +193,7 @@ std::vector<double> run_phases(Loop& loop, uint32_t n) {
     double at[phase_count + 1];
     uint32_t which = loop.next++ % loop.setup.pipelines.size();
     at[0] = now();
-    Handle encoder = api.create_encoder(loop.setup.device, nullptr);
+    Handle encoder = api.create_encoder(loop.setup.on.device, nullptr);
     at[1] = now();
     Handle pass = api.begin_compute_pass(encoder, nullptr);
     at[2] = now();
@@ -263,7 +207,7 @@ std::vector<double> run_phases(Loop& loop, uint32_t n) {
     at[6] = now();
     Handle commands = api.finish(encoder, nullptr);
     at[7] = now();
-    api.submit(loop.setup.queue, 1, &commands);
+    api.submit(loop.setup.on.queue, 1, &commands);
     at[8] = now();
     api.pass_release(pass);
     api.encoder_release(encoder);

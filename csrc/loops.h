@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "api.h"
+#include "pass_timer.h"
 
 struct _object;  // PyObject
 
@@ -26,12 +27,10 @@ constexpr uint32_t method_count = 6;
 
 constexpr uint32_t phase_count = 9;  // encoder, begin pass, set pipeline, set bind group, dispatch, end pass, finish,
                                      // submit, release
-constexpr uint32_t most_timed_passes = 2048;  // the specification allows 4096 queries in a set
 
 struct LoopSetup {
   std::string library;
-  Handle device, queue, instance;
-  bool dawn;
+  Connection on;
   std::vector<std::pair<Handle, Handle>> pipelines;  // with their layouts; dispatches take them in turn
   uint32_t bindings;                                 // storage buffers; the first is written
   uint64_t bytes;                                    // of each

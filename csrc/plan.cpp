@@ -122,7 +122,7 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   for (uint64_t i = 0; i < times; i++) {
     Call call{plans_name, &plans, args, signature.tensors, {}, {}};
     replay(call, entry->recipe, watch);
-    flush();
+    if (hold.outermost()) flush();
     if (i + 1 < times) continue;
     for (int32_t index : entry->recipe.returned) outputs.push_back(index < 0 ? at::Tensor() : call.outputs[index]);
   }

@@ -20,6 +20,7 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
 
 // python.cpp
 PyObject* py_run_plans(PyObject*, PyObject* args);    // run_plans(capsule, args, times)
+PyObject* py_run_op(PyObject*, PyObject* args);       // run_op(name, overload, args, n)
 PyObject* py_begin_read(PyObject*, PyObject* args);   // begin_read(tensor)
 PyObject* py_finish_read(PyObject*, PyObject* args);  // finish_read(capsule)
 

@@ -1,7 +1,9 @@
 // The parts that need torch's Python headers, alone in their file because those are slow to compile.
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <chrono>
 #include <memory>
 
 #include "device.h"
@@ -35,15 +37,8 @@ PyObject* python_type_of(const std::exception& error) {
 
 PyObject* wrap_generator(const at::Generator& generator) { return THPGenerator_Wrap(generator); }
 
-// HANDLE_TH_ERRORS turns exceptions into Python ones; it expects the GIL, which comes back as the guard leaves.
-PyObject* py_run_plans(PyObject*, PyObject* args) {
-  HANDLE_TH_ERRORS
-  PyObject *capsule, *list;
-  unsigned long long times;
-  if (!PyArg_ParseTuple(args, "OO!K", &capsule, &PyList_Type, &list, &times)) return nullptr;
-  Plans* plans = plans_of(capsule);
-  if (!plans) return nullptr;
-  std::vector<c10::IValue> values;
+namespace {
+bool values_of(PyObject* list, std::vector<c10::IValue>& values) {
   values.reserve(PyList_GET_SIZE(list));
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
     PyObject* item = PyList_GET_ITEM(list, i);
@@ -55,9 +50,23 @@ PyObject* py_run_plans(PyObject*, PyObject* args) {
       values.emplace_back(PyFloat_AS_DOUBLE(item));
     } else {
       values.emplace_back(int64_t(PyLong_AsLongLong(item)));
-      if (PyErr_Occurred()) return nullptr;
+      if (PyErr_Occurred()) return false;
     }
   }
+  return true;
+}
+}  // namespace
+
+// HANDLE_TH_ERRORS turns exceptions into Python ones; it expects the GIL, which comes back as the guard leaves.
+PyObject* py_run_plans(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *capsule, *list;
+  unsigned long long times;
+  if (!PyArg_ParseTuple(args, "OO!K", &capsule, &PyList_Type, &list, &times)) return nullptr;
+  Plans* plans = plans_of(capsule);
+  if (!plans) return nullptr;
+  std::vector<c10::IValue> values;
+  if (!values_of(list, values)) return nullptr;
   std::vector<at::Tensor> outputs;
   bool ran;
   {
@@ -68,6 +77,30 @@ PyObject* py_run_plans(PyObject*, PyObject* args) {
   PyObject* result = PyList_New(outputs.size());
   for (size_t i = 0; i < outputs.size(); i++) PyList_SET_ITEM(result, i, THPVariable_Wrap(outputs[i]));
   return result;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* py_run_op(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  const char *name, *overload;
+  PyObject* list;
+  unsigned long long n;
+  if (!PyArg_ParseTuple(args, "ssO!K", &name, &overload, &PyList_Type, &list, &n)) return nullptr;
+  std::vector<c10::IValue> values;
+  if (!values_of(list, values)) return nullptr;
+  auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  std::chrono::nanoseconds spent;
+  {
+    pybind11::gil_scoped_release unlocked;
+    c10::InferenceMode inference;
+    auto start = std::chrono::steady_clock::now();
+    for (unsigned long long i = 0; i < n; i++) {
+      torch::jit::Stack stack(values.begin(), values.end());
+      op.callBoxed(&stack);
+    }
+    spent = std::chrono::steady_clock::now() - start;
+  }
+  return PyLong_FromLongLong(spent.count());
   END_HANDLE_TH_ERRORS
 }
 

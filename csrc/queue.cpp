@@ -197,6 +197,14 @@ void forget_commands() {
 
 HoldSubmits::HoldSubmits() { held++; }
 HoldSubmits::~HoldSubmits() { held--; }
+bool HoldSubmits::outermost() const { return held == 1; }
+
+void hold_submits(bool on) {
+  Lock lock(device_mutex());
+  static std::unique_ptr<HoldSubmits> hold;
+  if (on && !hold) hold = std::make_unique<HoldSubmits>();
+  if (!on) hold.reset();
+}
 
 void wait_idle() {
   Lock lock(device_mutex());

@@ -27,7 +27,11 @@ void forget_commands();
 struct HoldSubmits {
   HoldSubmits();
   ~HoldSubmits();
+  bool outermost() const;
 };
+
+// The same from Python: plans that are replayed do not submit either.
+void hold_submits(bool on);
 // Flushes and waits until the GPU has done everything; raises collected errors and failed device-side checks.
 void synchronize();
 // The same without the errors of the library.

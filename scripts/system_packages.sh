@@ -1,6 +1,6 @@
 #!/bin/sh
-# Looks for what pip cannot bring (compiler, Python headers, a Vulkan driver). On Debian and Ubuntu it installs what is
-# missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON [browsers]]
+# Looks for what pip cannot bring: compiler, Python headers, a Vulkan driver, and valgrind for the tests. On Debian and
+# Ubuntu it installs what is missing as root, and prints the command otherwise. Usage: system_packages.sh [PYTHON [browsers]]
 # With "browsers", also those that the tests open pages in; without them these tests are skipped, so that is no error.
 set -eu
 python=${1:-python3}
@@ -24,6 +24,7 @@ if [ "$(uname -s)" = Linux ]; then
     ! find /usr/share/vulkan/icd.d /etc/vulkan/icd.d -name '*.json' 2>/dev/null | grep -q .; then
     missing="$missing mesa-vulkan-drivers"
   fi
+  command -v valgrind >/dev/null || missing="$missing valgrind"
   # NVIDIA's Vulkan driver loads EGL.
   if [ -e /proc/driver/nvidia ] && ! /sbin/ldconfig -p | grep -q 'libEGL\.so\.1'; then missing="$missing libegl1"; fi
 fi

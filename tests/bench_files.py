@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -105,12 +108,38 @@ def dispatch(seed: int = 0) -> Maker:
     return make
 
 
+#: Layers of `x + 1.0` and of a decode step, µs: GPU, queue, driver, API, C++, Python.
+OP_LAYERS = {"wgpu": (1.2, 0.8, 2.0, 0.5, 3.0, 2.0), "dawn": (1.3, 0.7, 1.5, 0.4, 3.5, 1.8)}
+STEP_LAYERS = {"wgpu": (900.0, 40.0, 30.0, 8.0, 45.0, 9.0), "dawn": (880.0, 50.0, 25.0, 7.0, 50.0, 8.0)}
+STEP = f"{names.DECODE_STEP}, tiny"
+
+
 def overhead(seed: int = 1) -> Maker:
-    """Layers of an op."""
-    make = Maker(seed)
-    for target, parts in ((GPU, (1.2, 11.0, 1.0, 2.3, 4.1)), (DAWN, (1.3, 9.0, 1.1, 2.1, 4.4))):
-        for layer, value in zip(names.LAYERS, parts, strict=True):
-            make.add(target, "overhead", "x + 1", layer, names.PART, "us", value)
+    """An op and a decode step from the inside out on three targets, and launches of both on CUDA."""
+    make = Maker(seed, spread=0.004)
+
+    def line(target: Target, workload: str, method: str, counts: Sequence[int], **slopes: float) -> None:
+        for metric, slope in slopes.items():
+            for n in counts:
+                make.add(target, "overhead", workload, method, metric, "us", 20 + slope * n, n=n)
+
+    for workload, layers, counts in (("x + 1.0", OP_LAYERS, (10, 100, 900)), (STEP, STEP_LAYERS, (1, 2, 8))):
+        for target in (GPU, DAWN):
+            gpu, queue, driver, api, core, python = layers[target.implementation]
+            record, encode = 0.6 * core, 0.4 * core + driver + api
+            line(target, workload, names.CALLS_ALONE, counts, host=driver + api, wall=driver + api + gpu)
+            for method, host in ((names.FROM_CPP, record), (names.FROM_PYTHON, record + python)):
+                done = host + encode + gpu + queue
+                line(target, workload, method, counts, host=host, submitted=host + encode, wall=done)
+            line(target, workload, names.FROM_CPP, counts, gpu=gpu)
+            line(target, workload, names.OVERLAPPED, counts, wall=max(record + python, encode, gpu))
+        line(NULL, workload, names.CALLS_ALONE, counts, host=layers["dawn"][3], wall=layers["dawn"][3])
+    for i, stage in enumerate(names.STAGE_ORDER):
+        make.add(GPU, "overhead", "x + 1.0", names.STAGES, stage, "us", 0.2 + 0.1 * i)
+    for method, wall in ((names.CUDA_GRAPH, 1.5), (names.FROM_CPP, 3.5), (names.FROM_PYTHON, 5.0)):
+        line(CUDA, "x + 1.0", method, (10, 100, 900), wall=wall, host=wall)
+    for method, wall in ((names.CUDA_GRAPH, 400.0), (names.FROM_PYTHON, 900.0)):
+        line(CUDA, STEP, method, (1, 2, 8), wall=wall, host=wall)
     return make
 
 
@@ -175,3 +204,18 @@ def everything(folder: Path) -> None:
     for make in (overhead, fusion, vision, power):
         make().write(folder / f"{make.__name__}.json")
     llm().write(folder / "llm.json", complete=False)
+
+
+def command(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """Starts ``torch-webgpu bench``, with SIGINT as at a terminal."""
+    script = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'torch-webgpu'\n"
+        "from torch_webgpu.cli import app; app()"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", script, "bench", *arguments],
+        env={**os.environ, "COLUMNS": "200", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, seed, settings
+from stage import STAGE
 
-# Hypothesis: always the same few examples; --hypothesis-profile=thorough takes many fresh ones.
+# Hypothesis: a few examples, always the same for one test in one stage; --hypothesis-profile=thorough takes many fresh ones.
 settings.register_profile(
     "quick", max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -25,6 +28,38 @@ os.environ.setdefault("TORCH_WEBGPU_CACHE", "off")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The files that take longest. They come first, so that no worker is left with one when the others are done.
+LONGEST = (
+    "smollm",
+    "generation",
+    "opinfo",
+    "cli",
+    "compiled_models",
+    "device",
+    "bench_models",
+    "compiler_aliasing",
+    "errors",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders the files; each stays whole."""
+    places = {f"test_{name}": i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Other random examples for each stage and each parameter of a test: together they see more."""
+    if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj) and settings().derandomize:
+        seed(zlib.crc32(f"{STAGE} {item.nodeid}".encode()))(item.obj)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untimed_guards() -> None:
+    """Spares each compilation of Dynamo the flush of the processor's caches with which it times its guards for a log."""
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        guards.profile_guard_manager = lambda *_: 0.0  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 import models
 import pytest
 import torch
+from torch import Tensor
 
 import torch_webgpu
 from torch_webgpu.compiler import backend
@@ -48,3 +49,28 @@ def small(name: str = "llama-3-1") -> tuple[Any, Any]:
 @functools.cache
 def small_generator(length: int = 64) -> Generator:
     return Generator(small()[1], length)
+
+
+class Logging(Generator):
+    """Keeps the logits of every position in ``rows``."""
+
+    def __init__(self, model: Any, length: int, **options: Any) -> None:
+        super().__init__(model, length, **options)
+        self.rows = torch.zeros(length, model.config.vocab_size, device=DEVICE)
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        self.rows.index_copy_(0, self._count, logits[:, -1].float())
+        return super()._choose(logits)
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    assert got.shape == want.shape and bool(got.isfinite().all())
+    return float((got.cpu().double() - want.double()).abs().max() / want.double().abs().max())
+
+
+@torch.no_grad()
+def expected_rows(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
+    """The CPU's logits wherever a token was chosen. Where each row's largest is the token, greedy tokens are equal."""
+    ids = torch.tensor([prompt + tokens[:-1]])
+    return model(ids, logits_to_keep=len(tokens)).logits[0].float()

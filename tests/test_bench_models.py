@@ -19,6 +19,7 @@ from torch_webgpu.bench.llm import Settings, finished, jobs
 from torch_webgpu.bench.names import DISPATCHES, MEMORY, RATE, SUBMITS, TOKEN, TTFT, WALL
 from torch_webgpu.bench.onnx_engine import OnnxEngine, UnavailableError, check_provider
 from torch_webgpu.bench.recorder import Recorder
+from torch_webgpu.bench.sampling import Budget
 from torch_webgpu.bench.schema import Measurement, Quantity, Target
 from torch_webgpu.cli import app
 from torch_webgpu.errors import LimitError
@@ -83,7 +84,7 @@ QUICK = {case.title: case for make in fusion_cases.cases(True, True) for case in
 @pytest.mark.parametrize("title", QUICK)
 def test_every_variant_is_right_and_counted(title: str) -> None:
     case, kept = QUICK[title], Kept()
-    fusion.FusionBench(kept, 3, (1, 2)).run(case, 0)
+    fusion.FusionBench(kept, 3, Budget(1, 2)).run(case, 0)
     eager, levels, by_hand = COUNTS[case.name]
     counts = kept.of(DISPATCHES)
     assert counts["eager"] == [eager]
@@ -99,7 +100,7 @@ def test_every_variant_is_right_and_counted(title: str) -> None:
     assert apart.keys() == {name for name in counts if not name.startswith(("compiled", "torch.compile"))}
     assert kept.of(WALL, calls=3, submits=fusion.TOGETHER).keys() == counts.keys()
     before = len(kept.found)
-    fusion.FusionBench(kept, 3, (1, 2)).run(case, 0)  # an interrupted run that goes on measures nothing twice
+    fusion.FusionBench(kept, 3, Budget(1, 2)).run(case, 0)  # an interrupted run that goes on measures nothing twice
     assert len(kept.found) == before
 
 
@@ -138,7 +139,7 @@ def test_what_computes_something_else_is_not_timed() -> None:
     wrong = replace(case, chains={"by hand, wrong": lambda: handwritten.Chain([kernel], {}, [1, 64])})
     kept = Kept()
     with pytest.raises(fusion_cases.WrongResultError, match=r"rms_norm \(width 64\), by hand, wrong: differs"):
-        fusion.FusionBench(kept, 2, (0, 2)).run(wrong, 0)
+        fusion.FusionBench(kept, 2, Budget(0, 2)).run(wrong, 0)
     assert not kept.of(WALL)
     nan = torch.full((1, 64), float("nan"), device="webgpu")
     with pytest.raises(fusion_cases.WrongResultError):
@@ -164,7 +165,7 @@ def test_variants_take_turns() -> None:
 
     names, kept = ("a", "b", "c"), Kept()
     made = [cells.Cell("turns", name, {}, (WALL,), partial(variant, name)) for name in names]
-    cells.measure(kept, "fusion", 0, made, "turns", (2, 20))
+    cells.measure(kept, "fusion", 0, made, "turns", Budget(2, 20))
     rounds = [tuple(calls[i : i + 3]) for i in range(0, len(calls), 3)]
     assert all(sorted(r) == list(names) for r in rounds) and len(set(rounds)) > 3
     assert all(len(m.warmup) == 2 and len(m.samples) == 20 for m in kept.found) and len(kept.found) == 3
@@ -215,7 +216,7 @@ def test_prefill_and_decode_apart(quantize: str, method: str) -> None:
     assert len(kept.of(RATE, prompt=20)[method]) == len(kept.of(TTFT, prompt=20)[method]) == 3
     for rate, each in zip(kept.of(RATE)[method], kept.of(TOKEN)[method], strict=True):
         assert rate * each == pytest.approx(1000)
-    assert kept.of(DISPATCHES)[method] == ([21] if method == "generator" else [95])
+    assert kept.of(DISPATCHES)[method] == ([21] if method == "generator" else [108])
     assert kept.of(MEMORY)[method][0] > 0
 
 

@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from torch_webgpu.bench import names, paper
-from torch_webgpu.bench.report import build, disagreements, fusion, lines, overhead
+from torch_webgpu.bench.report import build, disagreements, fusion, lines
 from torch_webgpu.bench.report.document import Cell, Estimate, Table, number, quantity
 from torch_webgpu.bench.report.render import html, markdown
+from torch_webgpu.bench.report.stacks import stacks
 from torch_webgpu.bench.results import Results, load
 from torch_webgpu.bench.schema import Run
 from torch_webgpu.cli import app
@@ -90,15 +91,52 @@ def test_too_few_n_give_a_quotient_and_say_so() -> None:
     assert "quotient" in markdown(build.document(results(make)))
 
 
-def test_layers_are_those_measured_else_differences() -> None:
-    measured = overhead.stacks(results(made.overhead()))[0]
-    assert list(measured.parts) == list(names.LAYERS) and not measured.derived
-    assert measured.share("driver") == pytest.approx(11 / 19.6, rel=0.05)
-    derived = {s.source.target.implementation: s for s in overhead.stacks(results(made.dispatch()))}
-    dawn, wgpu = derived["dawn"], derived["wgpu"]
-    assert dawn.derived and dawn.parts["API"].value == pytest.approx(0.17 * 0.96, rel=0.05)
-    assert dawn.parts["driver"].value == pytest.approx(13.5 * 0.1 - 0.17 * 0.96, rel=0.05)
-    assert "API and driver" in wgpu.parts, "Dawn's null driver says nothing about wgpu-native"
+def test_layers_are_differences_of_what_was_measured() -> None:
+    found = {(s.source.target.kind, s.source.target.implementation, s.is_step): s for s in stacks(results(made.overhead()))}
+    for is_step, layers in ((False, made.OP_LAYERS), (True, made.STEP_LAYERS)):
+        dawn, wgpu = found["webgpu", "dawn", is_step], found["webgpu", "wgpu", is_step]
+        assert [p.layer for p in dawn.parts] == ["GPU", "queue", "driver", "API", "C++", "Python"]
+        for part, value in zip(dawn.parts, layers["dawn"], strict=True):
+            assert part.estimate.low <= value <= part.estimate.high, part
+        assert sum(p.estimate.value for p in dawn.parts) == pytest.approx(dawn.whole.value)
+        assert sum(layers["dawn"]) == pytest.approx(dawn.whole.value, rel=0.02)
+        assert [p.layer for p in wgpu.parts] == ["GPU", "queue", "API and driver", "C++", "Python"], (
+            "Dawn's null driver says nothing about wgpu-native"
+        )
+        assert dawn.balance and (dawn.balance.value < 1) == is_step, "of the op the host is the slower, of the step the GPU"
+    cuda, step = found["cuda", "torch", False], found["cuda", "torch", True]
+    assert [(p.layer, round(p.estimate.value, 1)) for p in cuda.parts] == [
+        ("GPU", 1.5),
+        ("C++ and driver", 2.0),
+        ("Python", 1.5),
+    ]
+    assert [p.layer for p in step.parts] == ["GPU", "C++ and Python"]
+    assert step.share(step.parts[0]) == pytest.approx(4 / 9, rel=0.05)
+
+
+def test_a_layer_below_its_noise_is_shown_as_no_difference() -> None:
+    make = made.Maker(spread=0.0)
+    for method, slopes in (
+        (names.CALLS_ALONE, {names.HOST: 2.0}),
+        (names.FROM_CPP, {names.HOST: 1.0}),
+        (names.FROM_PYTHON, {names.HOST: 0.5, names.SUBMITTED: 2.5, names.WALL: 3.0}),
+    ):
+        for metric, slope in slopes.items():
+            for n in made.COUNTS:
+                spread = 0.2 if (method, metric) == (names.CALLS_ALONE, names.HOST) else 0.0
+                make.add(made.GPU, "overhead", "x", method, metric, "us", make.samples(slope * n, spread), n=n)
+    (stack,) = stacks(results(make))
+    verdicts = {p.layer: p.verdict for p in stack.parts}
+    assert verdicts["Python"].startswith("negative") and stack.part("Python").value == pytest.approx(-0.5)
+    assert stack.part("C++").low < stack.part("C++").value < stack.part("C++").high
+    text = markdown(build.document(results(make)))
+    assert "contradict" in text and "−0.500 µs" in text, "never hidden"
+
+
+def test_without_a_decomposition_the_report_names_its_command() -> None:
+    text = markdown(build.document(results(made.dispatch())))
+    assert "## Overhead" in text and "$ torch-webgpu bench overhead" in text
+    assert "bench overhead" not in markdown(build.document(results(made.overhead())))
 
 
 def test_fusion_is_compared_within_its_family() -> None:
@@ -174,7 +212,7 @@ def test_a_clock_that_shows_nothing_stops_no_report() -> None:
     make.add(made.FIREFOX, "dispatch", "empty", names.WAITED, names.WALL, "us", [0.0], n=1)
     for level in ("none", "full"):
         make.add(made.FIREFOX, "llm", "Qwen2.5-0.5B", "plan", names.RATE, "tokens/s", [0.0, 0.0], fusion=level)
-        make.add(made.FIREFOX, "overhead", "x + 1", level, names.PART, "us", [0.0, -0.1])
+        make.add(made.FIREFOX, "overhead", "x + 1", level, "part", "us", [0.0, -0.1])
     assert "firefox" in html(build.document(results(make)))
 
 

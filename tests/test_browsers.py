@@ -9,6 +9,8 @@ import re
 import shutil
 import ssl
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,7 +149,8 @@ def test_a_wrong_result_is_no_result(server: Server, tmp_path: Path, monkeypatch
 
     def wrong(size: Size, command: Any) -> dict[str, Any]:
         document = made(size, command)
-        document["fusion"]["cases"][0]["inputs"]["x"]["seed"] += 1
+        for part in ("fusion", "softwareFusion"):
+            document[part]["cases"][0]["inputs"]["x"]["seed"] += 1
         return document
 
     monkeypatch.setattr(bench_browser, "plan", wrong)
@@ -206,6 +209,27 @@ def test_nothing_is_left_of_a_browser(tmp_path: Path) -> None:
         assert len(family) >= 2 and folder.exists()
     assert not folder.exists()
     assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_ending_the_command_ends_its_browser(tmp_path: Path) -> None:
+    """Even when it is told twice."""
+    fake(tmp_path, "trap '' TERM\necho $$ >\"$0.pid\"\nwhile :; do sleep 1; done")
+    (tmp_path / "browser").rename(tmp_path / "chromium")
+    for name in ("google-chrome", "google-chrome-stable", "chrome"):
+        (tmp_path / name).symlink_to(tmp_path / "chromium")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", "from torch_webgpu.cli import app; app()", "bench", "browser", "--browser", "chrome"]
+    with subprocess.Popen([*command, "--quick", "--out", str(tmp_path / "out")], env=environment) as process:
+        seen = tmp_path / "google-chrome.pid"
+        deadline = time.monotonic() + 60
+        while not (seen.exists() and seen.read_text().strip()):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        for _ in range(2):
+            process.terminate()
+            time.sleep(0.5)
+        assert process.wait(30) == 130
+    assert not psutil.pid_exists(int(seen.read_text())) and not list(tmp_path.glob("torch-webgpu-*"))
 
 
 def test_what_a_page_may_not_send(server: Server) -> None:

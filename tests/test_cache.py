@@ -359,6 +359,7 @@ print(json.dumps([result.tolist(), kinds, len(backend.compiled[-1].plans[0].disp
 """
 
 
+@pytest.mark.once
 def test_two_processes_and_a_third(tmp_path: Path) -> None:
     """Two that compile at once may both write the entry; a later one replays it."""
     import torch_webgpu.runtime

@@ -1,9 +1,8 @@
-"""Generation on compiled plans against the CPU: tokens, logits, quantised weights, interrupts, bad input."""
+"""Generation on compiled plans against the CPU: tokens, logits, interrupts, bad input."""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import gc
 import itertools
 from collections.abc import Callable, Iterator
@@ -13,117 +12,23 @@ from typing import Any
 import models
 import pytest
 import torch
-from generating import DEVICE, greedy, no_fallbacks, prompt_of, small, small_generator  # noqa: F401
+from generating import (  # noqa: F401
+    DEVICE,
+    Logging,
+    difference,
+    expected_rows,
+    greedy,
+    no_fallbacks,
+    prompt_of,
+    small,
+    small_generator,
+)
 from scipy import stats
 from test_gguf import write_model
-from torch import Tensor, nn
 
-from torch_webgpu.compiler import backend, executor
+from torch_webgpu.compiler import executor
 from torch_webgpu.llm import Generator, Sampling, load
 from torch_webgpu.llm.generator import padded_size
-from torch_webgpu.llm.quant import QuantisedEmbedding, QuantisedLinear
-
-PROMPT = [504, 3575, 282, 4649, 314]  # "The capital of France is"
-
-
-class Logging(Generator):
-    """Keeps the logits of every position in ``rows``."""
-
-    def __init__(self, model: Any, length: int, **options: Any) -> None:
-        super().__init__(model, length, **options)
-        self.rows = torch.zeros(length, model.config.vocab_size, device=DEVICE)
-
-    def _choose(self, logits: Tensor) -> Tensor:
-        self.rows.index_copy_(0, self._count, logits[:, -1].float())
-        return super()._choose(logits)
-
-
-def difference(got: Tensor, want: Tensor) -> float:
-    """Largest difference, relative to the largest value."""
-    assert got.shape == want.shape and bool(got.isfinite().all())
-    return float((got.cpu().double() - want.double()).abs().max() / want.double().abs().max())
-
-
-@torch.no_grad()
-def expected_rows(model: Any, prompt: list[int], tokens: list[int]) -> Tensor:
-    """The CPU's logits wherever a token was chosen. Where each row's largest is the token, greedy tokens are equal."""
-    ids = torch.tensor([prompt + tokens[:-1]])
-    return model(ids, logits_to_keep=len(tokens)).logits[0].float()
-
-
-# ---------------------------------------------------------------------------------------------------- SmolLM2
-
-
-@pytest.fixture(scope="module")
-def smol() -> Any:
-    """SmolLM2-135M-Instruct on the CPU."""
-    return load(device="cpu")[0]
-
-
-def first_layers(model: Any, count: int, dtype: torch.dtype = torch.float32) -> Any:
-    """A copy of the first layers, with the head: real weights, quick to compile."""
-    layers, model.model.layers = model.model.layers, model.model.layers[:count]
-    short = copy.deepcopy(model)
-    model.model.layers = layers
-    short.config.num_hidden_layers = count
-    return nn.Module.to(short, dtype)  # transformers refuses dtypes for what came out of a GGUF file
-
-
-def test_smollm_128_tokens(smol: Any) -> None:
-    """All of them the CPU's, and all their logits."""
-    generator = Logging(copy.deepcopy(smol).to(DEVICE), 256, compile_prompts=False)
-    tokens = generator(PROMPT, 128, eos=())
-    want = expected_rows(smol, PROMPT, tokens)
-    assert tokens == want.argmax(1).tolist() and len(tokens) == 128
-    assert difference(generator.rows[:128], want) < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("dtype", "bound", "compile_prompts"), [(torch.float16, 2e-2, False), (torch.bfloat16, 1e-1, False)]
-)
-def test_smollm_half(smol: Any, dtype: torch.dtype, bound: float, compile_prompts: bool) -> None:
-    """Against float32 on the CPU."""
-    generator = Logging(first_layers(smol, 4, dtype).to(DEVICE), 64, compile_prompts=compile_prompts)
-    tokens = generator(PROMPT, 12, eos=())
-    assert difference(generator.rows[:12], expected_rows(first_layers(smol, 4), PROMPT, tokens)) < bound
-
-
-@pytest.mark.parametrize("level", ["none", "pointwise", "full"])
-def test_fusion_levels(smol: Any, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same tokens at each of them."""
-    monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=level))
-    model = first_layers(smol, 2)
-    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=level == "full")
-    tokens = generator(PROMPT, 16, eos=())
-    want = expected_rows(model, PROMPT, tokens)
-    assert tokens == want.argmax(1).tolist()
-    assert difference(generator.rows[:16], want) < 1e-4
-
-
-# ---------------------------------------------------------------------------------------------------- quantised weights
-
-
-def dequantised(model: Any) -> Any:
-    """A copy on the CPU with plain layers that compute the same."""
-    model = copy.deepcopy(model).cpu()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, (QuantisedLinear, QuantisedEmbedding)):
-                setattr(parent, name, child.dequantise())
-    return model
-
-
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised_smollm(smol: Any, kind: Any) -> None:
-    from torch_webgpu.llm import quantize
-
-    model = first_layers(smol, 2)
-    quantize(model.model, kind)
-    generator = Logging(copy.deepcopy(model).to(DEVICE), 64, compile_prompts=kind == "int8")
-    tokens = generator(PROMPT, 16, eos=())
-    want = expected_rows(dequantised(model), PROMPT, tokens)
-    assert tokens == want.argmax(1).tolist()
-    assert difference(generator.rows[:16], want) < 1e-4
 
 
 @pytest.mark.parametrize(("head", "layer"), [("Q8_0", "Q4_1"), ("Q4_0", "Q4_0"), ("Q8_0", "Q8_0")])

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 import torch_webgpu
-from torch_webgpu.llm import load
 
 DEVICE = "webgpu"
 TOLERANCE = 1e-4
@@ -64,64 +63,6 @@ def generate(model: Any, inputs: dict[str, Tensor], count: int, **options: Any) 
     with no_fallbacks():
         ids = model.generate(**placed, max_new_tokens=count, **options)
     return ids[:, placed["input_ids"].shape[1] :].tolist()
-
-
-# SmolLM2-135M-Instruct
-
-
-@pytest.fixture(scope="module")
-def smol_cpu() -> tuple[Any, Any]:
-    """Model and tokenizer on the CPU."""
-    return load(device="cpu")
-
-
-@pytest.fixture(scope="module")
-def smol(smol_cpu: tuple[Any, Any]) -> Any:
-    """The model on the device, through the same loader."""
-    return load()[0]
-
-
-@pytest.fixture(scope="module")
-def smol_inputs(smol_cpu: tuple[Any, Any]) -> dict[str, Tensor]:
-    return dict(smol_cpu[1](PROMPT, return_tensors="pt"))
-
-
-@pytest.fixture(scope="module")
-def smol_tokens(smol: Any, smol_inputs: dict[str, Tensor]) -> list[int]:
-    """Greedy tokens of the device, dynamic cache."""
-    return generate(smol, smol_inputs, NEW_TOKENS)[0]
-
-
-def test_smollm_logits(smol_cpu: tuple[Any, Any], smol: Any, smol_inputs: dict[str, Tensor]) -> None:
-    got, want = run(smol, smol_inputs, "logits"), run(smol_cpu[0], smol_inputs, "logits")
-    assert difference(got, want) < TOLERANCE
-
-
-def test_smollm_greedy(smol_cpu: tuple[Any, Any], smol_inputs: dict[str, Tensor], smol_tokens: list[int]) -> None:
-    model, tokenizer = smol_cpu
-    assert tokenizer.decode(smol_tokens).startswith(" Paris.")
-    assert smol_tokens == generate(model, smol_inputs, NEW_TOKENS)[0]
-
-
-def test_smollm_static_cache(smol: Any, smol_inputs: dict[str, Tensor], smol_tokens: list[int]) -> None:
-    assert generate(smol, smol_inputs, 12, **STATIC)[0] == smol_tokens[:12]
-
-
-def test_smollm_sampling(smol: Any, smol_inputs: dict[str, Tensor]) -> None:
-    texts = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        texts.append(generate(smol, smol_inputs, 5, do_sample=True, temperature=1.5, top_k=50))
-    assert texts[0] == texts[1] != texts[2]
-
-
-@pytest.mark.parametrize("dtype", LOOSE)
-def test_smollm_half(dtype: torch.dtype, smol_cpu: tuple[Any, Any], smol_inputs: dict[str, Tensor]) -> None:
-    reference, tokenizer = smol_cpu
-    model = on_device(reference, dtype)
-    assert difference(run(model, smol_inputs, "logits"), run(reference, smol_inputs, "logits")) < LOOSE[dtype]
-    text = tokenizer.decode(generate(model, smol_inputs, 4)[0])
-    assert text.startswith(" Paris"), text
 
 
 # Small random models

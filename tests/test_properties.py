@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import torch_webgpu  # noqa: F401 - registers the device
 
 DEVICE = "webgpu"
-property_test = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+property_test = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 View = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -384,6 +384,7 @@ print(json.dumps([tokens, len(graphs)]))
 """
 
 
+@pytest.mark.once
 def test_generator_in_another_process(tmp_path: Path) -> None:
     from torch_webgpu import runtime
 

@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
@@ -91,6 +92,14 @@ def _missing(implementations: dict[str, dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
+def probe_all(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Facts and wheel's version of the named implementations, each asked in a process of its own; see ``probe``."""
+    processes = {name: _start_probe(name) for name in names}
+    return {
+        name: {"version": _version(IMPLEMENTATIONS[name]), **_finish_probe(process)} for name, process in processes.items()
+    }
+
+
 def collect() -> dict[str, Any]:
     """All facts, fit for JSON. Imports neither torch nor a driver into this process.
 
@@ -99,11 +108,7 @@ def collect() -> dict[str, Any]:
     """
     from .config import config
 
-    processes = {name: _start_probe(name) for name in IMPLEMENTATIONS}
-    implementations = {}
-    for name, process in processes.items():
-        facts = _finish_probe(process)
-        implementations[name] = {"version": _version(IMPLEMENTATIONS[name]), **facts}
+    implementations = probe_all(IMPLEMENTATIONS)
     return {
         "versions": {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}},
         "platform": platform.platform(),

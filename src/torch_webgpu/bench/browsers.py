@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
 from typing import IO
 
 import psutil
@@ -161,7 +162,7 @@ class Running:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise BrowserError(f"{browser.name} ({browser.path}) cannot be started: {e}") from None
         assert self._process.stderr
-        Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
+        threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
 
     @property
     def settings(self) -> str:
@@ -203,7 +204,11 @@ class Running:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ends every process that was started, politely first, and removes the folder."""
+        """Ends every process that was started, politely first, and removes the folder; a second Ctrl-C changes nothing."""
+        with _undisturbed():
+            self._end()
+
+    def _end(self) -> None:
         alive = self._family()
         for process in alive:
             _quietly(process.terminate)
@@ -237,6 +242,20 @@ class Running:
             except (psutil.Error, OSError):
                 continue
         return [p for p in found if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Inside, the signals that end a program wait; in other threads than the main one they do not arrive anyway."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
 
 
 def _quietly(end: Callable[[], None]) -> None:

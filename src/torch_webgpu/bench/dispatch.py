@@ -24,7 +24,7 @@ PLAN_COUNTS, QUICK_PLAN_COUNTS = (1, 10, 30, 100, 300), (1, 10, 100)
 SWEPT_COUNTS = (10, 30, 100)
 #: What else a dispatch's cost may depend on.
 SWEEPS: dict[str, tuple[int, ...]] = {"bindings": (2, 4, 8), "workgroups": (1, 64, 1024), "pipelines": (2, 8, 32)}
-_GAPS_MS = (0, 1, 10, 100)
+_GAPS_MS = (0, 10, 100, 1000)
 _PHASES_OF = 100
 
 
@@ -36,29 +36,28 @@ def dispatch(session: Session, implementations: Sequence[str] = ()) -> None:
     """
     for name, index, title in places(session, implementations):
         request = {"implementation": name, "adapter": index, "title": title}
-        environment = {
-            "TORCH_WEBGPU_IMPL": name.partition("-")[0],
-            "TORCH_WEBGPU_ADAPTER": str(index),
-            "TORCH_WEBGPU_CACHE": "off",
-        }
-        session.work("dispatch:measure_place", request, environment)
+        session.work("dispatch:measure_place", request, environment(name, index))
+
+
+def environment(implementation: str, index: int) -> dict[str, str]:
+    """Variables of a process that measures an adapter."""
+    library = implementation.partition("-")[0]
+    return {"TORCH_WEBGPU_IMPL": library, "TORCH_WEBGPU_ADAPTER": str(index), "TORCH_WEBGPU_CACHE": "off"}
 
 
 def places(session: Session, implementations: Sequence[str] = ()) -> list[tuple[str, int, str]]:
     """Implementation, adapter's index and title of all there are; the session is told what is missing and why."""
-    from ..diagnostics import collect
+    from ..diagnostics import IMPLEMENTATIONS, probe_all
 
     session.progress("Asking for adapters…")
     found: list[tuple[str, int, str]] = []
-    facts = collect()["implementations"]
+    facts = probe_all(name for name in IMPLEMENTATIONS if not implementations or name in implementations)
     for name, known in facts.items():
-        if implementations and name not in implementations:
-            continue
         for text in (known["advice"], known["error"]):
             if text:
                 session.note(f"{name}: {text}")
         found += [(name, a["index"], f"{name} on {a['name']} ({a['backend']})") for a in known["adapters"]]
-    if facts["dawn"]["installed"] and (not implementations or NULL in implementations):
+    if NULL in implementations or (not implementations and facts["dawn"]["installed"]):
         found.append((NULL, 0, "Dawn's null driver"))
     return found
 

@@ -43,6 +43,9 @@ class TorchEngine:
         self._cache: Any = None
         self._used = 0
         self._step = torch.compile(self._forward, fullgraph=True, **how) if how is not None else self._forward
+        # Inductor's own modes for the step say nothing of prompts; on a CPU each length would take minutes to compile.
+        compiles = how is not None and device == "cuda"
+        self._prompt = torch.compile(self._forward, dynamic=False) if compiles else self._forward
         self._token = torch.zeros((1, 1), dtype=torch.int64)
 
     def _forward(self, token: torch.Tensor) -> torch.Tensor:
@@ -65,20 +68,26 @@ class TorchEngine:
             self._cache = StaticCache(config=self.model.config, max_cache_len=self._length)
         else:
             self._cache.reset()
-        self._token = self._forward(ids.to(self.device))
+        self._token = self._prompt(ids.to(self.device))
         return int(self._token.item())
 
     @torch.no_grad()
     def decode(self, count: int) -> list[int]:
         """See ``Engine``."""
+        found = self.advance(count)
+        tokens = torch.cat(found, 1)[0].tolist() if found else []
+        wait(self.device)
+        return tokens
+
+    @torch.no_grad()
+    def advance(self, count: int) -> list[torch.Tensor]:
+        """Queues ``count`` steps and returns their tokens [1, 1], without a wait."""
         found = []
         for _ in range(count):
             token = self._step(self._token)
             self._token = token.clone() if self._compiled else token  # a CUDA graph writes its result to one place
             found.append(self._token)
-        tokens = torch.cat(found, 1)[0].tolist() if found else []
-        wait(self.device)
-        return tokens
+        return found
 
 
 class GeneratorEngine:

@@ -25,12 +25,14 @@ from .cells import measure as sample
 from .fusion_cases import Case, WrongResultError, as_one, cases
 from .names import APART, DISPATCHES, SUBMITS, TOGETHER, WALL
 from .places import missing
+from .sampling import Budget
 from .schema import Measurement, Parameter, Quantity
-from .session import Session, Sink
+from .session import Session, Sink, samples, warmups
 from .targets import torch_target
 
 LEVELS = ("none", "pointwise", "full")
 MANY, MANY_QUICK = 50, 5  # calls of the mode with one wait for many
+_SECONDS, _PRECISION = 0.5, 0.005  # see ``Budget``: what is long in itself gets fewer samples, never below ten
 _INTERVAL, _MOST = 64, 1024  # launches a submit: as the device does by itself, and so many that a call is never cut
 
 
@@ -191,13 +193,13 @@ def cuda_kernels(call: Callable[[], Any]) -> int:
 class FusionBench:
     """Measures cases; what is there already is left as it is."""
 
-    def __init__(self, sink: Sink, many: int, rounds: tuple[int, int] | None = None) -> None:
+    def __init__(self, sink: Sink, many: int, budget: Budget | None = None) -> None:
         """
         Args:
             many: calls of the mode with one wait for many.
-            rounds: see ``cells.measure``.
+            budget: see ``cells.measure``.
         """
-        self._sink, self._many, self._rounds = sink, many, rounds
+        self._sink, self._many, self._budget = sink, many, budget
 
     def run(self, case: Case, target: int, kind: str = "webgpu", title: str = "") -> None:
         """Checks, counts and times every variant of a case on a target; ``title`` is what progress calls it.
@@ -242,13 +244,14 @@ class FusionBench:
 
     def _time(self, case: Case, found: Sequence[Variant], mode: Mode, target: int, kind: str, title: str) -> None:
         parameters = {**case.parameters, **mode.parameters}
+        work = case.work()
         cells = [
-            Cell(case.name, v.name, parameters, (WALL,), self._sampler(v, mode, kind))
+            Cell(case.name, v.name, parameters, (WALL,), self._sampler(v, mode, kind), work=work)
             for v in found
             if not (v.replay and mode.submits == APART)
         ]
         with submit_interval(1 if mode.submits == APART else _MOST):
-            sample(self._sink, "fusion", target, cells, title, self._rounds)
+            sample(self._sink, "fusion", target, cells, title, self._budget)
 
     def _sampler(self, variant: Variant, mode: Mode, kind: str) -> Callable[[], dict[str, float]]:
         wait = _C.synchronize if kind == "webgpu" else torch.cuda.synchronize
@@ -288,7 +291,8 @@ def measure(request: dict[str, Any], sink: Sink) -> None:
     place = torch_target(kind)
     target, small = sink.target(place), place.adapter_kind == "cpu"
     made = [case for make in cases(sink.quick, small) if request["only"] in (case := make()).name]
-    bench = FusionBench(sink, MANY_QUICK if sink.quick else MANY)
+    budget = Budget(warmups(sink.quick), samples(sink.quick), seconds=_SECONDS, precision=_PRECISION)
+    bench = FusionBench(sink, MANY_QUICK if sink.quick else MANY, budget)
     for i, case in enumerate(made):
         try:
             bench.run(case, target, kind, f"{request['title']}: {case.title} ({i + 1} of {len(made)})")

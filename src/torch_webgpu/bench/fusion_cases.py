@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..errors import LimitError
 from ..runtime import device
 from . import handwritten as by_hand
 from .noise import Noise
+from .schema import Work
 
 NAMES = ("rms_norm", "mlp", "rms_norm and mlp", "matmul and silu", "k and v", "matmul", "softmax", "argmax")
 
@@ -59,6 +61,15 @@ class Case:
     def expected(self) -> torch.Tensor:
         """The result in float64 on the CPU."""
         return as_one(self.function(**{name: t.double() for name, t in self.inputs.items()}))
+
+    def work(self) -> Work:
+        """Floating-point operations of the products in it, and bytes of its inputs: what every variant has to do."""
+        size = sum(t.numel() * t.element_size() for t in self.inputs.values())
+        if self.returns_index:  # whose value is needed, so that it cannot run without data
+            return {"bytes": float(size)}
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.function(**{name: t.to("meta") for name, t in self.inputs.items()})
+        return {"flops": float(counter.get_total_flops()), "bytes": float(size)}
 
     @property
     def on_page(self) -> bool:

@@ -1,11 +1,14 @@
 """``bench llm``: language models, each way to run one in a process of its own, so that none meets what another left.
 
-Two protocols. ``paper``: that of arXiv 2604.02344, a prompt of five tokens and 50 new ones through one call of ``generate``,
-with and without a cache, in float32. ``modern``: prefill and decode apart, at several contexts, dtypes and quantisations.
+Four protocols. ``paper``: that of arXiv 2604.02344, five tokens of prompt and 50 new ones through one ``generate``, with and
+without a cache, in float32. ``modern``: prefill and decode apart, at several contexts, dtypes, quantisations.
+``compile``: the time until prompt and step are compiled, with nothing on disk and with what the first left there.
+``kernels``: each kind of launch of the step by itself.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,16 +19,18 @@ from .llm_job import (
     GRAPHS,
     INDUCTOR,
     ONNX,
+    UNFUSED,
     Job,
 )
-from .names import RATE
+from .names import LAUNCH, RATE, STEP_READY
 from .onnx_engine import UnavailableError, check_provider
 from .places import missing
 from .schema import Run
 from .session import Session
 
 LEVELS = ("none", "pointwise", "full")
-PROTOCOLS = ("paper", "modern")
+PROTOCOLS = ("paper", "modern", "compile", "kernels")
+PLANS = ("none", "stored")
 #: What ``--on`` takes.
 PLACES = ("webgpu", "cpu", "cuda", "mps", "onnxruntime")
 
@@ -54,6 +59,7 @@ class Settings:
     warmup: int = 5
     runs: int = 30
     layers: int | None = None
+    seconds: float = 10.0
 
     def reduced(self) -> Settings:
         """What shows in a short time whether it works: one level, one dtype, a short context."""
@@ -85,9 +91,9 @@ def jobs(s: Settings) -> Iterator[Job]:
             contexts = s.contexts if protocol == "modern" else ()
             base = Job(
                 model, s.path, "", "", protocol=protocol, contexts=contexts, new=s.new, warmup=s.warmup, runs=s.runs,
-                layers=s.layers,
+                layers=s.layers, seconds=s.seconds,
             )  # fmt: skip
-            ways = _paper(s, base) if protocol == "paper" else _modern(s, base)
+            ways = {"paper": _paper, "modern": _modern, "compile": _plans, "kernels": _plans}[protocol](s, base)
             yield from (job for job in ways if (ONNX if job.method == ONNX else job.device) in s.places)
 
 
@@ -112,7 +118,7 @@ def _paper(s: Settings, base: Job) -> Iterator[Job]:
 def _modern(s: Settings, base: Job) -> Iterator[Job]:
     for kind in s.dtypes:
         quantised = kind in ("int8", "int4")
-        here = replace(base, dtype="float32" if quantised else kind, quantize=kind if quantised else "")
+        here = replace(base, dtype="float16" if quantised else kind, quantize=kind if quantised else "")
         for name in s.implementations:
             on = replace(here, device="webgpu", implementation=name)
             yield replace(on, method=EAGER, cache="dynamic")
@@ -120,26 +126,41 @@ def _modern(s: Settings, base: Job) -> Iterator[Job]:
                 yield replace(on, method=GENERATOR, cache="static", fusion=level)
         if quantised:
             continue
-        for device, method in (("cpu", INDUCTOR), ("cuda", GRAPHS), ("mps", None)):
+        for device, methods in (("cpu", (INDUCTOR,)), ("cuda", (GRAPHS, UNFUSED)), ("mps", ())):
             yield replace(here, device=device, method=EAGER, cache="dynamic")
-            if method:
+            for method in methods:
                 yield replace(here, device=device, method=method, cache="static")
         if kind == "float32":
             for device in ("cpu", "webgpu"):
                 yield replace(here, device=device, method=ONNX, cache="dynamic")
 
 
+def _plans(s: Settings, base: Job) -> Iterator[Job]:
+    """The fullest fusion alone; a job of ``compile`` is run once for each of ``PLANS``."""
+    for kind in s.dtypes:
+        quantised = kind in ("int8", "int4")
+        for name in s.implementations:
+            yield replace(
+                base, device="webgpu", implementation=name, method=GENERATOR, cache="static", fusion=s.levels[-1],
+                dtype="float16" if quantised else kind, quantize=kind if quantised else "",
+            )  # fmt: skip
+
+
 def finished(job: Job, run: Run) -> bool:
-    """Whether a run has a rate of the job, at each of its contexts."""
+    """Whether a run has what the job measures last, at each of its contexts, or with each of ``PLANS``."""
     implementation = job.implementation or (ONNX if job.method == ONNX else "torch")
     wanted, optional = job.parameters, ("fusion", "quantize", "layers")
-    prompts = set()
+    last = {"compile": STEP_READY, "kernels": LAUNCH}.get(job.protocol, RATE)
+    prompts, plans = set(), set()
     for m in run.measurements:
         target = run.target_of(m)
         what = (m.experiment, m.workload, m.method, m.metric, target.implementation, target.kind)
         same = all(m.parameters.get(k) == wanted.get(k) for k in (*wanted, *optional))
-        if same and what == ("llm", job.model, job.method, RATE, implementation, job.device):
+        if same and what == ("llm", job.model, job.method, last, implementation, job.device):
             prompts.add(m.parameters["prompt"])
+            plans.add(m.parameters.get("plans"))
+    if job.protocol == "compile":
+        return plans >= set(PLANS)
     return prompts >= set(job.contexts) if job.contexts else bool(prompts)
 
 
@@ -151,7 +172,17 @@ def run_all(settings: Settings, session: Session) -> None:
         if (why := _missing(job)) is not None:
             session.note(why)
         elif not finished(job, session.run):
-            session.work("llm_job:measure", job.request, job.environment())
+            _work(job, session)
+
+
+def _work(job: Job, session: Session) -> None:
+    if job.protocol != "compile":
+        session.work("llm_job:measure", job.request, job.environment())
+        return
+    with tempfile.TemporaryDirectory() as folder:  # what the first leaves there the second finds
+        for plans in PLANS:
+            this = replace(job, plans=plans)
+            session.work("llm_job:measure", this.request, this.environment() | {"TORCH_WEBGPU_CACHE": folder})
 
 
 def _missing(job: Job) -> str | None:

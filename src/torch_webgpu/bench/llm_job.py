@@ -9,13 +9,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .names import DISPATCHES, MEMORY, RATE, TOKEN, TTFT
-from .schema import Measurement, Parameter, Quantity, Target, Unit
+from .names import BIND_GROUPS, DISPATCHES, LOADED, MEMORY, RATE, STREAMED, SUBMITS, TOKEN, TTFT, WEIGHTS
+from .sampling import Budget
+from .schema import Measurement, Parameter, Quantity, Target, Unit, Work
 from .session import Sink
 
-EAGER, COMPILED, GENERATOR, INDUCTOR, GRAPHS, ONNX = (
-    "eager", "compiled", "generator", "torch.compile", "reduce-overhead", "onnxruntime"
+EAGER, COMPILED, GENERATOR, INDUCTOR, GRAPHS, UNFUSED, ONNX = (
+    "eager", "compiled", "generator", "torch.compile", "reduce-overhead", "a kernel an op", "onnxruntime"
 )  # fmt: skip
+_STREAMS, _PRECISION = 5, 0.01
 _CHECKED = 24  # tokens compared with the CPU's, at most
 
 
@@ -28,13 +30,16 @@ class Job:
         path: name, folder or file of a model with weights; None for those of ``NAMES``.
         device: ``webgpu``, ``cpu``, ``cuda``, ``mps``: PyTorch's, or ONNX Runtime's.
         method: ``eager`` (transformers, op by op), ``compiled`` (transformers' loop over a compiled step), ``generator``
-            (the package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (with CUDA graphs), ``onnxruntime``.
+            (the package's loop), ``torch.compile`` (Inductor), ``reduce-overhead`` (with CUDA graphs), ``a kernel an op``
+            (those without fusion), ``onnxruntime``.
         implementation: of WebGPU, for device ``webgpu`` and PyTorch.
         quantize: ``int8``, ``int4``, or empty.
-        protocol: ``paper`` or ``modern``.
+        protocol: of ``llm.PROTOCOLS``.
         cache: ``none`` feeds the whole sequence again at each step.
         contexts: tokens of the prompts of the modern protocol.
         layers: the first so many alone.
+        seconds: that the samples of a context of the modern protocol may take.
+        plans: of the protocol ``compile``: ``none`` or ``stored`` ones are on disk.
     """
 
     model: str
@@ -52,11 +57,13 @@ class Job:
     warmup: int = 5
     runs: int = 30
     layers: int | None = None
+    seconds: float = 10.0
+    plans: str = ""
 
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Of its measurements, without the prompt's length."""
-        given = {k: getattr(self, k) for k in ("fusion", "quantize", "layers") if getattr(self, k)}
+        given = {k: getattr(self, k) for k in ("fusion", "quantize", "layers", "plans") if getattr(self, k)}
         return {"dtype": self.dtype, "protocol": self.protocol, "cache": self.cache, "new": self.new, **given}
 
     @property
@@ -88,14 +95,17 @@ class Measured:
         self._sink, self._target = sink, target
         self.job, self.loaded, self.model = job, loaded, loaded.model
         self.notes = [loaded.note]
+        self.work = _work(loaded.model)
+        self.on_cpu = False
         self.length = max((*job.contexts, len(loaded.prompt))) + job.new + 1
 
     def keep(
-        self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None, note: str = ""
-    ) -> None:
-        """Keeps samples."""
+        self, metric: str, unit: Unit, samples: list[float], prompt: int, warmup: list[float] | None = None,
+        note: str | None = None, work: Work | None = None, **more: Parameter,
+    ) -> None:  # fmt: skip
+        """Keeps samples; ``more`` are parameters."""
         notes = [*self.notes, *([note] if note else [])]
-        parameters = {**self.job.parameters, "prompt": prompt}
+        parameters = {**self.job.parameters, "prompt": prompt, **more}
         if not self.loaded.real:
             parameters["weights"] = "random"
         about = Quantity(
@@ -107,7 +117,11 @@ class Measured:
             metric=metric,
         )
         if not self._sink.has(about):
-            self._sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, warmup=warmup or [], notes=notes))
+            self._sink.add(
+                Measurement(
+                    **about.model_dump(), unit=unit, samples=samples, warmup=warmup or [], work=work or {}, notes=notes
+                )
+            )
 
     # ------------------------------------------------------------------------------------------ checks
 
@@ -152,7 +166,8 @@ class Measured:
 
         job, prompt = self.job, torch.tensor([self.loaded.prompt])
         expected, logits = self.reference()
-        device = self._move(logits)
+        self.expected_logits = logits
+        device = self.move()
         if job.method in (GENERATOR, ONNX):
             engine = self._engine()
             generate: Callable[[int], list[int]] = lambda count: greedy(engine, prompt, count)  # noqa: E731
@@ -176,7 +191,15 @@ class Measured:
         size, warm = prompt.shape[1], job.warmup
         rates = [job.new / s for s in took[job.new]]
         first = [s * 1e3 for s in took[1]]
-        self.keep(RATE, "tokens/s", rates[warm:], size, rates[:warm], "all new tokens over the time of the whole call")
+        self.keep(
+            RATE,
+            "tokens/s",
+            rates[warm:],
+            size,
+            rates[:warm],
+            "all new tokens over the time of the whole call",
+            self.token_work(),
+        )
         self.keep(TTFT, "ms", first[warm:], size, first[:warm])
         self._memory(size, device)
 
@@ -213,7 +236,12 @@ class Measured:
 
         job, prompt = self.job, torch.tensor([self.loaded.prompt])
         expected, logits = self.reference()
-        device = self._move(logits)
+        self.expected_logits = logits
+        device = self.move()
+        if device == "webgpu":
+            loaded = torch.get_device_module("webgpu").memory_allocated()
+            self.keep(LOADED, "bytes", [float(loaded)], prompt.shape[1])
+            self.keep(WEIGHTS, "bytes", [self.size()], prompt.shape[1])
         engine = self._engine()
         start = time.perf_counter()
         tokens = greedy(engine, prompt, max(len(expected), 2))[: len(expected)]
@@ -225,11 +253,13 @@ class Measured:
     def _at(self, engine: Any, context: int, device: str) -> None:
         from .places import reset_peak_memory, wait
 
+        budget = Budget(self.job.warmup, self.job.runs, seconds=self.job.seconds, precision=_PRECISION)
+        begin, why = time.perf_counter(), None
         job, ids = self.job, self.loaded.context(context)
         reset_peak_memory(device)
         prefill: list[float] = []
         decode: list[float] = []
-        for _ in range(job.warmup + job.runs):
+        while why is None:
             wait(device)
             start = time.perf_counter()
             engine.prefill(ids)
@@ -239,27 +269,65 @@ class Measured:
             wait(device)
             prefill.append((middle - start) * 1e3)
             decode.append(time.perf_counter() - middle)
+            if len(decode) > job.warmup:
+                why = budget.enough(decode[job.warmup :], time.perf_counter() - begin)
         warm = job.warmup
         rates, each = [job.new / s for s in decode], [s / job.new * 1e3 for s in decode]
         self.notes += [note for note in getattr(engine, "notes", []) if note not in self.notes]
-        self.keep(TTFT, "ms", prefill[warm:], context, prefill[:warm], "prompt until the first token is on the host")
-        self.keep(RATE, "tokens/s", rates[warm:], context, rates[:warm])
-        self.keep(TOKEN, "ms", each[warm:], context, each[:warm])
+        self.keep(
+            TTFT, "ms", prefill[warm:], context, prefill[:warm],
+            "; ".join(filter(None, ("prompt until the first token is on the host", why))), self.prompt_work(context),
+        )  # fmt: skip
+        self.keep(RATE, "tokens/s", rates[warm:], context, rates[:warm], why, self.token_work())
+        self.keep(TOKEN, "ms", each[warm:], context, each[:warm], why, self.token_work())
+        if job.method == GENERATOR:
+            self._stream(engine.generator, ids)
         if device == "webgpu" and job.method != ONNX:
-            from .fusion import counted
-
-            dispatches, _ = counted(lambda: engine.decode(1))
-            self.keep(DISPATCHES, "count", [float(dispatches)], context, note="of one decode step")
+            self._count(engine, context)
         self._memory(context, device)
+
+    def _stream(self, generator: Any, ids: Any) -> None:
+        """Tokens as a user gets them, a few times."""
+        job, rates = self.job, []
+        for _ in range(min(job.runs, _STREAMS)):
+            start = time.perf_counter()
+            rates.append(sum(1 for _ in generator.stream(ids, job.new, eos=())) / (time.perf_counter() - start))
+        self.keep(STREAMED, "tokens/s", rates, ids.shape[1], work=self.token_work())
+
+    def _count(self, engine: Any, context: int) -> None:
+        """What one decode step gives the queue, once everything that can be kept is there."""
+        from .. import _C, fallbacks
+        from .fusion import counted
+
+        engine.prefill(self.loaded.context(context))
+        made = _C.stats()["bind_group_misses"]
+        dispatches, submits = counted(lambda: engine.decode(1))
+        made = _C.stats()["bind_group_misses"] - made
+        counts = {DISPATCHES: dispatches, SUBMITS: submits, BIND_GROUPS: made}
+        for metric, count in counts.items():
+            self.keep(metric, "count", [float(count)], context, note="of one decode step, its token read back")
+        if absent := fallbacks():
+            self.notes.append(f"run on the CPU: {', '.join(sorted(absent))}")
 
     # ------------------------------------------------------------------------------------------ shared
 
-    def _move(self, logits: Any) -> str:
+    def size(self) -> float:
+        """Bytes of the model as it is now."""
+        return float(sum(t.numel() * t.element_size() for t in {*self.model.parameters(), *self.model.buffers()}))
+
+    def token_work(self) -> Work:
+        """Of one further token: every weight once, but for a table of which one row is read."""
+        return {"flops": 2 * self.work["body"] + 2 * self.work["head"], "bytes": self.size() * self.work["read"]}
+
+    def prompt_work(self, tokens: int) -> Work:
+        """Of a prompt of so many tokens, with the head for its last one alone."""
+        return {"flops": 2 * self.work["body"] * tokens + 2 * self.work["head"]}
+
+    def move(self) -> str:
         """Puts the model on its device, quantised if it is to be; returns the device whose work is waited for."""
         import torch
 
         job = self.job
-        self.expected_logits = logits
         if job.method == ONNX:
             return "cpu"
         if job.quantize:
@@ -269,7 +337,10 @@ class Measured:
             self.model = quantize(self.model, kind)
         self.model = self.model.to(job.device)
         if job.device == "webgpu":
+            from ..runtime import device
+
             torch.get_device_module("webgpu").synchronize()
+            self.on_cpu = device().adapter.kind == "cpu"
         return job.device
 
     def _engine(self) -> Any:
@@ -293,6 +364,7 @@ class Measured:
             EAGER: None,
             INDUCTOR: {},
             GRAPHS: {"mode": "reduce-overhead"},
+            UNFUSED: {"options": {"max_fusion_size": 1, "epilogue_fusion": False, "triton.cudagraphs": True}},
             COMPILED: {"backend": "webgpu"},
         }
         return TorchEngine(self.model, job.device, self.length, how[job.method])
@@ -309,6 +381,16 @@ class Measured:
             self.keep(
                 MEMORY, "bytes", [float(kib * scale)], prompt, note="the process's largest resident set, loading included"
             )
+
+
+def _work(model: Any) -> dict[str, float]:
+    """Weights in products of each token (``body``), of the head, and which part of all weights a token reads (``read``)."""
+    parameters = list(model.parameters())
+    count = sum(p.numel() for p in parameters)
+    table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    body = sum(p.numel() for p in parameters if p.dim() >= 2 and p is not table and p is not head)
+    unread = 0 if table is head else table.numel()
+    return {"body": float(body), "head": float(head.numel()), "read": 1 - unread / count}
 
 
 def target_of_job(job: Job) -> Target:
@@ -356,6 +438,11 @@ def measure(request: dict[str, Any], sink: Sink) -> None:
         if most is not None and longest + job.new + 1 > most:
             raise UnsuitableError(f"a context of {longest} and {job.new} new tokens: the model has {most} positions")
         measured = Measured(job, loaded, sink, target)
-        measured.paper() if job.protocol == "paper" else measured.modern()
+        if job.protocol in ("compile", "kernels"):
+            from . import llm_plans
+
+            (llm_plans.ready if job.protocol == "compile" else llm_plans.kernels)(measured)
+        else:
+            measured.paper() if job.protocol == "paper" else measured.modern()
     except (UnsuitableError, UnavailableError, ModelError, WebGPUError) as e:
         sink.note(f"{job.title}: {e}")

@@ -25,6 +25,27 @@ class Meter(Protocol):
         ...
 
 
+def nvml_handle(adapter: str, library: Any = None) -> tuple[Any, Any]:
+    """NVML, initialised, and its handle of the one GPU of a name; raises NoMeterError as ``Nvml`` does."""
+    if library is None:
+        try:
+            import pynvml
+        except ImportError:
+            raise NoMeterError("NVML is not asked: the package nvidia-ml-py is not installed") from None
+        library = pynvml
+    try:
+        library.nvmlInit()
+        handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+        found = [h for h in handles if _plain(_text(library.nvmlDeviceGetName(h))) == _plain(adapter)]
+        if len(found) != 1:
+            names = ", ".join(_text(library.nvmlDeviceGetName(h)) for h in handles) or "no GPU"
+            which = "none of which is" if not found else "several of which are"
+            raise NoMeterError(f"NVML shows {names}, {which} {adapter}")
+        return library, found[0]
+    except library.NVMLError as e:
+        raise NoMeterError(f"NVML does not answer: {e}") from None
+
+
 class Nvml:
     """The energy counter of one NVIDIA GPU (Volta and later), all of its board.
 
@@ -36,25 +57,11 @@ class Nvml:
     name = "nvml"
 
     def __init__(self, adapter: str, library: Any = None) -> None:
-        if library is None:
-            try:
-                import pynvml
-            except ImportError:
-                raise NoMeterError("NVML is not asked: the package nvidia-ml-py is not installed") from None
-            library = pynvml
-        self._library = library
+        self._library, self._handle = nvml_handle(adapter, library)
+        self.covers = f"the board of {adapter}, by NVML"
         try:
-            library.nvmlInit()
-            handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-            found = [h for h in handles if _plain(_text(library.nvmlDeviceGetName(h))) == _plain(adapter)]
-            if len(found) != 1:
-                names = ", ".join(_text(library.nvmlDeviceGetName(h)) for h in handles) or "no GPU"
-                which = "none of which is" if not found else "several of which are"
-                raise NoMeterError(f"NVML shows {names}, {which} {adapter}")
-            self._handle = found[0]
-            self.covers = f"the board of {adapter}, by NVML"
             self.joules()
-        except library.NVMLError as e:
+        except self._library.NVMLError as e:
             raise NoMeterError(f"NVML does not answer: {e}") from None
 
     def joules(self) -> float:

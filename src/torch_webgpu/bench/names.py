@@ -21,6 +21,7 @@ TOGETHER, APART = "one a call", "one a dispatch"
 # Metrics.
 WALL = "wall"  #: until everything is waited for
 HOST = "host"  #: until the calls return
+SUBMITTED = "submitted"  #: until all is encoded and handed to the queue
 GPU = "gpu"  #: by the GPU's timestamps
 RATE = "rate"  #: tokens a second, decoding
 TTFT = "ttft"  #: until the first token
@@ -31,7 +32,13 @@ POWER = "power"  #: W while working
 IDLE = "idle power"  #: W before the work
 DISPATCHES = "dispatches"  #: encoded for one call
 SUBMITS = "submits"  #: of one call
-PART = "part"  #: of `bench overhead`: µs of a dispatch that one layer takes; the method is the layer
+BIND_GROUPS = "bind groups"  #: made for one call; the rest were there
+WEIGHTS = "weights"  #: bytes of a model's parameters and buffers
+LOADED = "memory loaded"  #: the device's, with nothing but the model in it
+STREAMED = "streamed rate"  #: tokens a second that a stream hands to the host, the prompt included
+PROMPT_READY = "prompt ready"  #: until the first prompt is compiled and done
+STEP_READY = "step ready"  #: then until the first step is
+LAUNCH = "launch"  #: of one kind of a plan's launches
 
 # Methods of `bench dispatch` that time something else than n dispatches until all are done.
 PHASES = "phases"  #: the calls of one submit one by one; the metric names the call
@@ -39,5 +46,18 @@ PHASE_ORDER = (
     "encoder", "begin pass", "set pipeline", "set bind group", "dispatch", "end pass", "finish", "submit", "release"
 )  # fmt: skip
 
-# Layers of `bench overhead`, from the hardware up.
-LAYERS = ("GPU", "driver", "API", "framework", "Python")
+# Methods of `bench overhead`; n is of tensor ops or of decode steps.
+CALLS_ALONE = "calls alone"  #: a C++ loop that makes the calls to the library that n would make, in one pass
+FROM_CPP = "from C++"  #: n without Python between them
+FROM_PYTHON = "from Python"  #: n, each by its Python call
+OVERLAPPED = "overlapped"  #: n from Python, so many that recording, encoding and the GPU's work go on at once
+CUDA_GRAPH = "CUDA graph"  #: n by replaying what was captured
+STAGES = "stages of the core"  #: what the C++ core spends its part on; the metric names the stage
+STAGE_ORDER = ("key", "output", "record", "stack")
+DECODE_STEP = "decode step"  #: workload, with the model's name after a comma
+
+# Layers that `bench overhead` finds, from the hardware up; some cannot be told apart everywhere.
+DEVICE, QUEUE, DEVICE_AND_QUEUE = "GPU", "queue", "GPU and queue"
+DRIVER, API, API_AND_DRIVER = "driver", "API", "API and driver"
+CPP, PYTHON, CPP_AND_PYTHON = "C++", "Python", "C++ and Python"
+CPP_AND_DRIVER = "C++ and driver"  #: PyTorch's dispatcher and the launch, of devices whose API is not called apart

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from .bounds import impossible
 from .environment import environment
-from .schema import Measurement, Quantity, Run, Target, read, write
+from .schema import PASSING, Measurement, Quantity, Run, Target, read, write
 
 
 def same_target(a: Target, b: Target) -> bool:
-    """Whether both are the same but for what the clocks did."""
-    return a.model_copy(update={"clocks": {}}) == b.model_copy(update={"clocks": {}})
+    """Whether both are the same but for what may differ from run to run."""
+    return a.model_copy(update=PASSING) == b.model_copy(update=PASSING)
 
 
 class Recorder:
@@ -63,12 +64,19 @@ class Recorder:
         return quantity.key in self._keys
 
     def add(self, measurement: Measurement) -> None:
-        """Adds samples of one quantity and writes the file; ValueError for one that is there already."""
+        """Adds samples of one quantity and writes the file; a figure above what the device can do becomes a note instead.
+
+        Raises:
+            ValueError: for a quantity that is there already.
+        """
         if self.has(measurement):
             raise ValueError(
                 f"{measurement.experiment} / {measurement.workload} / {measurement.method} / {measurement.parameters} / "
                 f"{measurement.metric} is measured already"
             )
+        if (why := impossible(measurement, self.run.target_of(measurement))) is not None:
+            self.note(f"refused: {why}")
+            return
         self.run.measurements.append(measurement)
         self._keys.add(measurement.key)
         write(self.run, self.path)
@@ -80,6 +88,15 @@ class Recorder:
         self.run.notes.append(text)
         write(self.run, self.path)
         return True
+
+    def save(self) -> None:
+        """Writes what there is, if there is anything."""
+        if self.run.measurements or self.run.notes:
+            write(self.run, self.path)
+
+    def clocks_after(self, number: int, clocks: Mapping[str, float]) -> None:
+        """Keeps a target's clocks right after its last samples so far."""
+        self.run.targets[number] = self.run.targets[number].model_copy(update={"clocks_after": dict(clocks)})
 
     def finish(self) -> Run:
         """Marks the run as complete."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .schema import Environment, Measurement, Parameter, ResultError, Run, Target, read
+from .bounds import impossible
+from .schema import PASSING, Environment, Measurement, Parameter, ResultError, Run, Target, read
 
 #: Variables that say where files lie or what is chosen, which the target shows anyway.
 _NEUTRAL = {"TORCH_WEBGPU_CACHE", "TORCH_WEBGPU_ADAPTER", "TORCH_WEBGPU_IMPL", "CUDA_VERSION", "CUDA_HOME"}
@@ -73,9 +74,13 @@ class Results:
     def __init__(self, runs: Iterable[tuple[Path, Run]], refused: Sequence[ResultError] = ()) -> None:
         self.runs = sorted(runs, key=lambda r: r[1].created)
         self.refused = list(refused)
+        self.impossible: list[str] = []  # what is above the device's peak is in no figure
         self._series: dict[tuple[Any, ...], Series] = {}
         for path, run in self.runs:
             for m in run.measurements:
+                if (why := impossible(m, run.target_of(m))) is not None:
+                    self.impossible.append(f"{path.name}: {why}")
+                    continue
                 source = source_of(run, run.target_of(m))
                 parameters = tuple(sorted(m.parameters.items()))
                 key = (source, m.experiment, m.workload, m.method, parameters, m.metric, m.unit)
@@ -113,7 +118,7 @@ def source_of(run: Run, target: Target) -> Source:
 
 def _frozen(target: Target) -> Target:
     """The target as far as it tells one source from another; hashable."""
-    return Named.model_validate(target.model_copy(update={"clocks": {}, "limits": {}, "features": ()}).model_dump())
+    return Named.model_validate(target.model_copy(update={**PASSING, "limits": {}, "features": ()}).model_dump())
 
 
 class Named(Target):

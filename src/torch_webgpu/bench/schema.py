@@ -18,6 +18,8 @@ VERSION = 1
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Parameter = bool | int | Number | str
 Unit = Literal["us", "ms", "s", "tokens/s", "bytes", "J", "W", "count", "ratio", "instructions"]
+#: Floating-point operations and bytes of memory.
+Work = dict[Literal["flops", "bytes"], Number]
 Experiment = Literal["dispatch", "overhead", "fusion", "llm", "vision", "power"]
 
 
@@ -79,7 +81,10 @@ class Target(_Record):
         kind: ``webgpu`` is a native library, ``browser`` a page's WebGPU.
         implementation: ``wgpu``, ``dawn``, ``dawn-null``, ``chrome``, ``firefox``, ``torch``, ``onnxruntime``, …
         adapter_kind: ``cpu`` is a rasteriser, ``null`` a driver that does nothing.
-        clocks: what was known of the GPU's clocks before the run (MHz), by name.
+        clocks: what was known of the GPU's clocks before the run (MHz), by name; ``clocks_after`` of the last samples.
+        peak: ``flops`` and ``bytes`` a second that simple kernels reached before the run, where no datasheet is known.
+        wait_us: the least that a wait took when there was next to nothing to wait for: a poll's tick shows here.
+        tuned: shapes of kernels that were measured for the adapter, by where they are from; the rest have a rule's.
     """
 
     kind: Literal["webgpu", "browser", "cuda", "cpu", "mps"]
@@ -92,11 +97,19 @@ class Target(_Record):
     features: tuple[str, ...] = ()
     limits: dict[str, int] = {}
     clocks: dict[str, Number] = {}
+    clocks_after: dict[str, Number] = {}
+    peak: Work = {}
+    wait_us: Number | None = None
+    tuned: dict[str, int] = {}
 
     @property
     def label(self) -> str:
         """A short name for tables."""
         return f"{self.implementation} on {self.adapter}" + (f" ({self.backend})" if self.backend else "")
+
+
+#: Fields of a target that may differ from run to run.
+PASSING: dict[str, Any] = {"clocks": {}, "clocks_after": {}, "peak": {}, "wait_us": None, "tuned": {}}
 
 
 class Quantity(_Record):
@@ -128,12 +141,14 @@ class Measurement(Quantity):
     Attributes:
         samples: raw values in the order they were taken, outliers included.
         warmup: values before them, which count in no statistic.
+        work: floating-point operations and bytes of memory that one call (or token, for a rate) needs at least.
         notes: what a reader has to know.
     """
 
     unit: Unit
     samples: list[Number] = Field(min_length=1)
     warmup: list[Number] = []
+    work: Work = {}
     notes: list[str] = []
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from .clocks import clocks
 from .recorder import Recorder
 from .schema import Experiment, Measurement, Quantity, ResultError, Run, Target, read
 
@@ -118,8 +119,15 @@ class Session:
     @contextmanager
     def measuring(self) -> Iterator[Session]:
         """Shows progress inside, and marks the run as complete where nothing interrupts it."""
-        with self._bar:
-            yield self
+        try:
+            with self._bar:
+                yield self
+        except KeyboardInterrupt:
+            self.recorder.save()  # it may have come between a measurement and its file
+            raise
+        for number, target in enumerate(self.run.targets):  # workers have told theirs
+            if not target.clocks_after:
+                self.recorder.clocks_after(number, clocks(target.adapter, target.adapter_kind))
         self.recorder.finish()
 
     def work(self, function: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from .clocks import clocks, nvidia_smi
 from .environment import cpu_name
 from .schema import Target
 
@@ -15,7 +12,6 @@ if TYPE_CHECKING:
     from ..runtime.base import AdapterInfo
 
 NULL = "dawn-null"
-_CLOCKS = {"graphics": "clocks.gr", "memory": "clocks.mem", "most graphics": "clocks.max.gr"}
 
 
 def webgpu_target(adapter: AdapterInfo) -> Target:
@@ -34,7 +30,7 @@ def webgpu_target(adapter: AdapterInfo) -> Target:
         driver=adapter.driver,
         features=adapter.features,
         limits=adapter.limits,
-        clocks={} if null else clocks(adapter.name, adapter.kind),
+        clocks=clocks(adapter.name, adapter.kind),
     )
 
 
@@ -71,7 +67,7 @@ def cuda_target() -> Target:
         adapter=properties.name,
         adapter_kind="discrete" if not properties.is_integrated else "integrated",
         backend="CUDA",
-        driver=f"CUDA {torch.version.cuda}, NVIDIA {_nvidia('driver_version', properties.name) or 'unknown'}",
+        driver=f"CUDA {torch.version.cuda}, NVIDIA {nvidia_smi('driver_version', properties.name) or 'unknown'}",
         limits={"memory": properties.total_memory},
         clocks=clocks(properties.name, "discrete"),
     )
@@ -83,34 +79,11 @@ def mps_target() -> Target:
 
 
 def torch_target(device: str) -> Target:
-    """The target of ``webgpu``, ``cuda``, ``mps`` or ``cpu``; ValueError for what is not here."""
+    """The target of ``webgpu``, ``cuda``, ``mps`` or ``cpu``, with its state now; ValueError for what is not here."""
+    from .peaks import with_state
     from .places import missing
 
     if (why := missing(device)) is not None:
         raise ValueError(why)
-    return {"webgpu": present_target, "cuda": cuda_target, "mps": mps_target, "cpu": cpu_target}[device]()
-
-
-def clocks(name: str, kind: str) -> dict[str, float]:
-    """Clocks (MHz) now: an NVIDIA GPU's by ``nvidia-smi``, or the processor's; empty where they are not told."""
-    if kind == "cpu":
-        frequency = psutil.cpu_freq()
-        return {"cpu": float(frequency.current)} if frequency and frequency.current else {}
-    found = {key: _nvidia(query, name) for key, query in _CLOCKS.items()}
-    return {key: float(value) for key, value in found.items() if value and value.replace(".", "").isdecimal()}
-
-
-def _nvidia(query: str, name: str) -> str | None:
-    """What ``nvidia-smi`` says of the first GPU of that name."""
-    if "nvidia" not in name.lower() or not shutil.which("nvidia-smi"):
-        return None
-    command = ["nvidia-smi", f"--query-gpu=name,{query}", "--format=csv,noheader,nounits"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    for line in lines:
-        found, _, value = line.partition(",")
-        if found.strip().lower() in name.lower() or name.lower() in found.strip().lower():
-            return value.strip()
-    return None
+    made = {"webgpu": present_target, "cuda": cuda_target, "mps": mps_target, "cpu": cpu_target}[device]()
+    return with_state(made, device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .names import DISPATCHES, MEMORY, WALL
 from .places import missing
-from .schema import Measurement, Parameter, Quantity, Run, Unit
+from .schema import Measurement, Parameter, Quantity, Run, Unit, Work
 from .session import Session, Sink
 
 #: Largest difference to float32 on the CPU, relative to its largest output.
@@ -112,6 +112,7 @@ def run_all(wanted: Sequence[VisionJob], session: Session) -> None:
 def measure(request: dict[str, Any], sink: Sink) -> None:
     """Checks and times a job; for ``worker``."""
     import torch
+    from torch.utils.flop_counter import FlopCounterMode
 
     from .places import peak_memory, reset_peak_memory, wait
     from .targets import torch_target
@@ -121,7 +122,9 @@ def measure(request: dict[str, Any], sink: Sink) -> None:
     keep = partial(_keep, job, sink, sink.target(torch_target(job.device)))
     model, picture, note = load_vision(job.model, job.small)
     with torch.inference_mode():
-        expected = model(picture)
+        with FlopCounterMode(display=False) as counter:
+            expected = model(picture)
+        work: Work = {"flops": float(counter.get_total_flops())}
         dtype = getattr(torch, job.dtype)
         model, x = model.to(job.device, dtype), picture.to(job.device, dtype)
         how: dict[str, Any] = {"backend": "webgpu"} if job.device == "webgpu" else {}
@@ -146,7 +149,7 @@ def measure(request: dict[str, Any], sink: Sink) -> None:
             call(x)
             wait(job.device)
             samples.append((time.perf_counter() - start) * 1e3)
-        keep(WALL, "ms", samples[job.warmup :], notes, samples[: job.warmup])
+        keep(WALL, "ms", samples[job.warmup :], notes, samples[: job.warmup], work)
         keep("first run", "s", [first], ["compiles what is compiled"])
         if job.device == "webgpu":
             from .fusion import counted
@@ -165,6 +168,7 @@ def _keep(
     samples: list[float],
     notes: list[str],
     warmup: Sequence[float] = (),
+    work: Work | None = None,
 ) -> None:
     about = Quantity(
         experiment="vision",
@@ -175,4 +179,5 @@ def _keep(
         metric=metric,
     )
     if not sink.has(about):
-        sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, warmup=list(warmup), notes=notes))
+        more: dict[str, Any] = {"warmup": list(warmup), "work": work or {}, "notes": notes}
+        sink.add(Measurement(**about.model_dump(), unit=unit, samples=samples, **more))

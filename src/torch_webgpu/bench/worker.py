@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import IO, TYPE_CHECKING, Any
 
+from .clocks import clocks
 from .recorder import same_target
 from .schema import Measurement, Quantity, Target
 
@@ -29,6 +30,7 @@ class Remote:
     def __init__(self, output: IO[str], quick: bool, targets: list[Target], measured: list[Quantity]) -> None:
         self.quick, self._output, self._targets = quick, output, targets
         self._keys = {quantity.key for quantity in measured}
+        self._used: set[int] = set()
 
     def _send(self, **message: Any) -> None:
         self._output.write(json.dumps(message) + "\n")
@@ -36,12 +38,20 @@ class Remote:
 
     def target(self, target: Target) -> int:
         """See ``Sink``."""
-        for number, known in enumerate(self._targets):
-            if same_target(known, target):
-                return number
-        self._targets.append(target)
-        self._send(target=target.model_dump(mode="json"))
-        return len(self._targets) - 1
+        known = (i for i, other in enumerate(self._targets) if same_target(other, target))
+        number = next(known, len(self._targets))
+        if number == len(self._targets):
+            self._targets.append(target)
+            self._send(target=target.model_dump(mode="json"))
+        self._used.add(number)
+        return number
+
+    def finish(self) -> None:
+        """Tells what the clocks of the targets that were used are now, and that all went through."""
+        for number in sorted(self._used):
+            target = self._targets[number]
+            self._send(clocks=[number, clocks(target.adapter, target.adapter_kind)])
+        self._send(finished=True)
 
     def has(self, quantity: Quantity) -> bool:
         """See ``Sink``."""
@@ -117,6 +127,8 @@ def work(session: Session, function: str, request: Mapping[str, Any], environmen
 def _take(session: Session, message: dict[str, Any]) -> bool:
     if "target" in message:
         session.target(Target.model_validate_json(json.dumps(message["target"])))
+    elif "clocks" in message:
+        session.recorder.clocks_after(*message["clocks"])
     elif "measurement" in message:
         session.add(Measurement(**message["measurement"]))
     elif "note" in message:
@@ -140,7 +152,7 @@ def main() -> None:
         getattr(importlib.import_module(f".{module}", __package__), name)(opening["request"], sink)
     except (RuntimeError, ValueError, ImportError) as e:  # the library's, the device's, or a missing package
         sink.note(f"{title}: {type(e).__name__}: {e}")
-    sink._send(finished=True)
+    sink.finish()
     os._exit(0)  # drivers that crash while they unload have nothing left to say
 
 

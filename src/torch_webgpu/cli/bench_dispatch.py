@@ -21,16 +21,24 @@ class Implementation(str, Enum):
     null = "dawn-null"
 
 
+Implementations = Annotated[
+    list[Implementation] | None, typer.Option(help="Only these; repeatable.", show_default="all installed")
+]
+
+
+def names_of(implementations: list[Implementation] | None) -> list[str]:
+    """Their names in a fixed order."""
+    return sorted({i.value for i in implementations or ()})
+
+
 def dispatch(
-    implementation: Annotated[
-        list[Implementation] | None, typer.Option(help="Only these; repeatable.", show_default="all installed")
-    ] = None,
+    implementation: Implementations = None,
     quick: Quick = False,
     as_json: AsJson = False,
     folder: Out = RESULTS,
 ) -> None:
     """What a dispatch costs by every way to make it, on every implementation and adapter."""
-    names = sorted({i.value for i in implementation or ()})
+    names = names_of(implementation)
 
     def run(session: Session) -> None:
         from ..bench.dispatch import dispatch

@@ -100,7 +100,7 @@ def llm(
     model: Annotated[str | None, typer.Option(help="One with weights instead: a hub name, folder or GGUF file.")] = None,
     on: Annotated[str, typer.Option(help="Of webgpu, cpu, cuda, mps, onnxruntime.")] = "webgpu,cpu,cuda,mps,onnxruntime",
     impl: Implementations = "wgpu,dawn",
-    protocols: Annotated[str, typer.Option(help="Of paper and modern.")] = "paper,modern",
+    protocols: Annotated[str, typer.Option(help="Of paper, modern, compile and kernels.")] = "paper,modern,compile,kernels",
     fusions: Annotated[str, typer.Option("--fusion", help="Levels of the compiler.")] = "none,pointwise,full",
     dtypes: Annotated[str, typer.Option(help="Of the modern protocol.")] = "float32,float16,int8,int4",
     contexts: Annotated[str, typer.Option(help="Tokens of its prompts.")] = "128,512,2048",
@@ -108,11 +108,12 @@ def llm(
     layers: Annotated[int | None, typer.Option(min=1, help="The first so many alone, for small machines.")] = None,
     runs: Runs = 30,
     warmup: Warmup = 5,
+    seconds: Annotated[float, typer.Option(min=0, help="For a context of the modern protocol; ten samples at least.")] = 10,
     quick: Quick = False,
     as_json: AsJson = False,
     folder: Out = RESULTS,
 ) -> None:
-    """Language models: the paper's protocol, and prefill and decode apart, on all that can run them here."""
+    """Language models: the paper's protocol, prefill and decode apart, compiling, launches by kind."""
     quiet()
     with extra():
         from ..bench.llm import LEVELS, PLACES, PROTOCOLS, Settings, run_all
@@ -131,12 +132,14 @@ def llm(
         warmup=1 if quick else warmup,
         runs=3 if quick else runs,
         layers=2 if quick and layers is None else layers,
+        seconds=seconds,
     )
     if quick:
         settings = settings.reduced()
     given = options(
         models=models if model is None else None, model=model, on=on, impl=impl, protocols=protocols, fusion=fusions,
         dtypes=dtypes, contexts=contexts, new=new, layers=layers, runs=runs, warmup=warmup,
+        seconds=seconds,
     )  # fmt: skip
 
     def run(session: Session) -> None:
@@ -162,15 +165,16 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _models_table(run: Run) -> None:
     """One row a way to run a model, one column a metric."""
-    from ..bench.names import DISPATCHES, RATE, TOKEN, TTFT, WALL
+    from ..bench.names import DISPATCHES, LAUNCH, PROMPT_READY, RATE, STEP_READY, TOKEN, TTFT, WALL
     from ..bench.report.document import number
     from ..bench.stats import summarise
 
     metrics = {RATE: "tok/s", TTFT: "first ms", TOKEN: "token ms", WALL: "ms", DISPATCHES: "launches"}
+    metrics |= {PROMPT_READY: "prompt ready s", STEP_READY: "step ready s", LAUNCH: "a launch µs"}
     tables: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
     for m in run.measurements:
         if m.metric in metrics:
-            target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache")
+            target, told = run.target_of(m), ("dtype", "quantize", "fusion", "cache", "plans", "kernel", "count")
             rest = ", ".join(f"{k} {v}" for k, v in m.parameters.items() if k not in told)
             values = [str(m.parameters[k]) for k in told if k in m.parameters]
             place = target.implementation if target.kind == "webgpu" else f"{target.implementation} {target.kind}"

@@ -46,10 +46,10 @@ def _power(session: Session, name: str | None, tokens: int, how: Any) -> None:
     _autoload()
     from ..bench.meters import meters
     from ..bench.power import measure as measure_power
-    from ..bench.targets import present_target
+    from ..bench.targets import torch_target
 
     session.progress("Loading…")
-    target = present_target()
+    target = torch_target("webgpu")
     found, why = meters(target.adapter, target.adapter_kind == "cpu")
     for reason in why:
         session.note(f"no energy: {reason}")

@@ -46,7 +46,8 @@ def report(
 
 @extra()
 def validate(files: Files) -> None:
-    """Checks result files: 1 is returned where one is unknown, corrupt or was edited, with the reason."""
+    """Checks result files: 1 is returned where one is unknown, corrupt, was edited, or cannot be true."""
+    from ..bench.bounds import all_impossible
     from ..bench.results import files as found_in
     from ..bench.schema import ResultError, read
 
@@ -63,6 +64,7 @@ def validate(files: Files) -> None:
         except ResultError as e:
             refused.append(e)
             continue
+        refused += [ResultError(f"{path}: {why}") for why in all_impossible(run)]
         state = "complete" if run.complete else "[yellow]interrupted[/]"
         state += ", imported" if run.origin == "imported" else ""
         experiments = ", ".join(dict.fromkeys(m.experiment for m in run.measurements))

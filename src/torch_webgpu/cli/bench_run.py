@@ -61,6 +61,7 @@ def measure(
         show: prints the run; a row a quantity unless given.
     """
     with extra(), reported():
+        from ..bench import summary  # noqa: F401 - what is missing shows now, not after the measuring
         from ..bench.session import Session
 
         session = Session(experiment, folder, quick, given, None if as_json else err)

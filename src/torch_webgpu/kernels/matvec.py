@@ -18,7 +18,7 @@ from ..wgsl import F16, F32, cast
 from . import render
 from .pointwise import same_view
 from .program import IDENTITY, Program
-from .tuning import BLOCK, Choice, choose
+from .tuning import BLOCK, Choice, choose, is_quantised
 from .weights import Dense, Int4, Int8, Weight, fault_of, kind_of, narrow_rows, tensors_of
 
 __all__ = ["Choice", "Dense", "Extra", "Int4", "Int8", "Norm", "Weight", "kind_of", "matvec", "supports"]
@@ -279,7 +279,7 @@ class _Launch:
 
     def _may_be_fixed(self) -> bool:
         """16 bits of a block's range lose less than what x, of a 16-bit dtype, lost before; a float32 x stays exact."""
-        return self.kind in ("int8", "int4") and self.vector and self.x.dtype.packed
+        return is_quantised(self.kind) and self.vector and self.x.dtype.packed
 
     def _static(self) -> tuple[Any, ...]:
         c = self.choice

@@ -18,7 +18,7 @@ from ..runtime import device
 from .matvec import Dense, Int4, Int8, Norm, Weight, matvec
 from .program import IDENTITY, Program, Step
 from .trials import Record, Trial
-from .tuning import BLOCK, Choice, Entry, adapter_name, balanced, choose, rule
+from .tuning import BLOCK, Choice, Entry, adapter_name, balanced, choose, is_quantised, rule
 
 _GATED = Program(
     ("f", "f"),
@@ -177,7 +177,7 @@ def candidates(product: Product, packed: bool) -> Iterator[Choice]:
         yield from (Choice(rows, lanes, wg) for lanes, wg in ((1, 64), (1, 128), (8, 64), (64, 64)) for rows in (1, 2))
         return
     yield rule(p.kind, p.n, p.k, p.streams, p.m)
-    blocks = p.k // BLOCK[p.kind]
+    blocks, fixed = p.k // BLOCK[p.kind], is_quantised(p.kind)
     enough = min(_FILLED, p.n * blocks // 2)
     found = []
     for rows in (2, 4, 8) if packed else (1, 2, 4, 8):
@@ -185,13 +185,13 @@ def candidates(product: Product, packed: bool) -> Iterator[Choice]:
             if rows * p.streams * p.m > 16 or lanes > 2 * blocks or (lanes < 32 and blocks > 16 * lanes):
                 continue
             lacking = max(0.0, math.log2(enough / (-(-p.n // rows) * lanes)))
-            unlikely = lacking + abs(math.log2(lanes / 32)) / 2 + abs(rows - 2) / 8
+            unlikely = lacking + abs(math.log2(lanes / (16 if fixed else 32))) / 2 + abs(rows - 2) / 8
             unroll = balanced(blocks, lanes, _LOADS // (rows * p.streams * min(p.m, 2)))
-            found.append((unlikely, Choice(rows, lanes, max(lanes, 128), unroll, BLOCK[p.kind] > 8)))
+            found.append((unlikely, Choice(rows, lanes, max(lanes, 128), unroll, fixed, fixed)))
     for i, (_, choice) in enumerate(sorted(found)[:_TRIALS]):
         yield choice
         if i < _TRIALS // 3:
-            yield replace(choice, stage=not choice.stage)
+            yield replace(choice, stage=not choice.stage, fixed=False)
 
 
 def neighbours(choice: Choice, product: Product) -> Iterator[Choice]:
@@ -205,7 +205,9 @@ def neighbours(choice: Choice, product: Product) -> Iterator[Choice]:
     for unroll in {-(-each // max(1, steps - 1)), -(-each // (steps + 1))} - {choice.unroll}:
         if unroll * choice.rows * product.streams <= 2 * _LOADS and unroll <= 16:
             yield replace(choice, unroll=unroll)
-    yield replace(choice, stage=not choice.stage)
+    yield replace(choice, stage=not choice.stage, fixed=False)
+    if is_quantised(product.kind) and not choice.fixed:
+        yield replace(choice, stage=True, fixed=True)
     for lanes in (choice.lanes // 2, choice.lanes * 2):
         if 4 <= lanes <= choice.workgroup:
             unroll = balanced(product.k // BLOCK[product.kind], lanes, choice.unroll * max(1, choice.lanes // lanes))

@@ -23,6 +23,7 @@ from ..runtime import target
 SHIPPED = Path(__file__).parent / "tuned.json"
 _NEAR = 1.01  # a relative is within a factor of 2 in N and in K
 _RULE_INVOCATIONS = 1 << 16  # enough to fill a large GPU
+_WORTH_FIXING = 1 << 22  # weights; for fewer, putting x into fixed point takes longer than it saves
 _LOADS = 8  # blocks in flight an invocation, by rule
 #: Elements that an invocation reads at once (four words), by kind of weights.
 BLOCK = {"float32": 4, "float16": 8, "bfloat16": 8, "int8": 16, "int4": 32}
@@ -159,10 +160,20 @@ def _table(who: Who) -> tuple[list[Entry], list[Entry]]:
     return [e for e in read(user_file()) if about(e)], [e for e in read(SHIPPED) if about(e)]
 
 
+def counts() -> dict[str, int]:
+    """How many measured shapes are known for the target's adapter: the user's ``own``, and ``shipped`` ones."""
+    own, shipped = _table(_who())
+    return {"own": len(own), "shipped": len(shipped)}
+
+
 def choose(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     """The shape for weights [n, k] of a kind, ``streams`` of them, and m rows of x, on the target's adapter."""
+    return _choose(_who(), kind, n, k, streams, m)
+
+
+def _who() -> Who:
     adapter = target().adapter
-    return _choose((adapter.name, adapter.kind, adapter.implementation), kind, n, k, streams, m)
+    return adapter.name, adapter.kind, adapter.implementation
 
 
 @cache
@@ -181,6 +192,11 @@ def _distance(entry: Entry, n: int, k: int, streams: int, m: int) -> tuple[float
     return max(dn, dk, far), dn + dk, -len(entry.adapter), -len(entry.implementation)
 
 
+def is_quantised(kind: str) -> bool:
+    """Whether weights of a kind are integers with scales."""
+    return kind in ("int8", "int4")
+
+
 def balanced(blocks: int, lanes: int, most: int) -> int:
     """How many blocks an invocation reads at a time: at most ``most``, in equal steps."""
     each = -(-blocks // lanes)
@@ -191,13 +207,18 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     """A sane shape without measurements.
 
     On a GPU: enough invocations to fill it, first by fewer rows a team, then by splitting K further; then as many loads
-    in flight as registers allow. Blocks of quantised weights take many elements of x, which is then read from workgroup
-    memory. A rasteriser runs invocations one after the other, where sharing a row costs more than it brings.
+    in flight as registers allow. Products of quantised weights are integer products, whose blocks are long: fewer lanes
+    share a row. A rasteriser runs invocations one after the other, where sharing a row costs more than it brings.
     """
     if target().adapter.kind == "cpu":
         return Choice(rows=2 if streams * m == 1 else 1, lanes=1, workgroup=64, unroll=1)
     blocks = max(1, k // BLOCK[kind])
     rows = max(1, min(4, 8 // (streams * m)))
+    if is_quantised(kind) and n * k >= _WORTH_FIXING:
+        rows, lanes = max(1, min(rows, n >> 12)), 8
+        while lanes < min(256, blocks // 2) and n // rows * lanes < _RULE_INVOCATIONS // 2:
+            lanes *= 2
+        return Choice(rows, lanes, max(lanes, 128), balanced(blocks, lanes, 3), stage=True, fixed=True)
     lanes = 32
     while rows > 1 and n // rows * lanes < _RULE_INVOCATIONS:
         rows //= 2
@@ -206,4 +227,4 @@ def rule(kind: str, n: int, k: int, streams: int = 1, m: int = 1) -> Choice:
     while lanes > 4 and blocks * 2 <= lanes:
         lanes //= 2
     unroll = balanced(blocks, lanes, _LOADS // (rows * streams * min(m, 2)))
-    return Choice(rows, lanes, max(lanes, 128), unroll, BLOCK[kind] > 8)
+    return Choice(rows, lanes, max(lanes, 128), unroll)

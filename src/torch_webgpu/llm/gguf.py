@@ -5,6 +5,7 @@ Layout of a file (little-endian): magic, version, counts; metadata; one entry a 
 
 from __future__ import annotations
 
+import functools
 import logging
 import struct
 from collections.abc import Iterator
@@ -180,13 +181,14 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 @contextmanager
 def one_reading() -> Iterator[None]:
-    """Within, transformers reads a file's metadata once.
+    """Within, transformers reads a file's metadata once, and makes an architecture's table of tensor names once.
 
-    It takes seconds to do so, and does it anew for the configuration, for the tokenizer and for the weights.
+    Either takes seconds: it reads anew for the configuration, for the tokenizer and for the weights, and makes the same
+    table for every module of the model.
     """
     import gguf as package
 
-    original, made = package.GGUFReader, dict[str, Any]()
+    original, made, name_map = package.GGUFReader, dict[str, Any](), package.get_tensor_name_map
 
     def reader(path: Any, *rest: Any) -> Any:
         key = f"{path} {rest}"
@@ -195,10 +197,12 @@ def one_reading() -> Iterator[None]:
         return made[key]
 
     package.GGUFReader = reader  # type: ignore[assignment, misc]
+    package.get_tensor_name_map = functools.cache(name_map)
     try:
         yield
     finally:
         package.GGUFReader = original  # type: ignore[misc]
+        package.get_tensor_name_map = name_map
 
 
 # ---------------------------------------------------------------------------------------------------- whole models

@@ -8,9 +8,9 @@ from pathlib import Path
 from .. import paper
 from ..names import RATE, SEQUENTIAL
 from ..results import Results, Series
-from ..schema import ResultError
+from ..schema import ResultError, Target
 from ..stats import summarise
-from . import disagreements, dispatch, fusion, lines, models, overhead, render
+from . import disagreements, dispatch, fusion, lines, models, overhead, render, stacks
 from .document import Cell, Chapter, Document, Estimate, Headline, Table, number
 
 TITLE = "What a WebGPU dispatch really costs"
@@ -35,7 +35,7 @@ def write(results: Results, folder: Path) -> tuple[Path, Path]:
 def document(results: Results) -> Document:
     """The report of these results."""
     found = lines.costs(results)
-    stacks = overhead.stacks(results)
+    found_stacks = stacks.stacks(results)
     chapters = [
         dispatch.chapter(results), overhead.chapter(results), fusion.chapter(results), models.llm_chapter(results),
         models.vision_chapter(results), models.power_chapter(results), disagreements.chapter(results), agreement(results),
@@ -49,7 +49,7 @@ def document(results: Results) -> Document:
         summary=_summary(results, found),
         headlines=[
             *_dispatch_headlines(results, found),
-            *_share_headline(results, stacks),
+            *_share_headline(results, found_stacks),
             *_fusion_headline(results),
             *_model_headlines(results),
         ],
@@ -58,7 +58,7 @@ def document(results: Results) -> Document:
         made=f"Made by torch-webgpu bench report on {made:%Y-%m-%d %H:%M} UTC from {len(results.runs)} runs with {count} "
         f"measurements and {samples} samples. Intervals are of 95 %; medians unless stated; outliers are kept. "
         "“The paper” is arXiv 2604.02344, by its published raw data.",
-        share=overhead.picture(results, stacks, "share") if stacks else None,
+        share=overhead.picture(results, found_stacks, found_stacks[0].workload, "share") if found_stacks else None,
     )
 
 
@@ -99,15 +99,16 @@ def _dispatch_headlines(results: Results, found: list[lines.Costs]) -> list[Head
     return headlines
 
 
-def _share_headline(results: Results, stacks: list[overhead.Stack]) -> list[Headline]:
-    if not stacks:
+def _share_headline(results: Results, found: list[stacks.Stack]) -> list[Headline]:
+    if not found:
         return []
-    stack = stacks[0]
+    stack = found[0]
     most = max(stack.parts, key=stack.share)
-    others = [f"{layer} {100 * stack.share(layer):.0f} %" for layer in stack.parts if layer != most]
-    label = "Largest share of one PyTorch op"
-    detail = f"{most}, of {number(stack.total)} µs; {results.label(stack.source)}"
-    return [Headline(label, f"{100 * stack.share(most):.0f}", f"% {most}", detail, others, "~95 µs an operation in all")]
+    others = [f"{part.layer} {stack.share_text(part)}" for part in stack.parts if part is not most]
+    label = f"Largest share of one PyTorch op, {stack.workload}"
+    detail = f"{most.layer}, of {stack.whole.text}; {results.label(stack.source)}"
+    value, unit = f"{100 * stack.share(most):.0f}", f"% {most.layer}"
+    return [Headline(label, value, unit, detail, others, "~95 µs an operation in all")]
 
 
 def _fusion_headline(results: Results) -> list[Headline]:
@@ -160,6 +161,8 @@ def _warnings(results: Results) -> list[str]:
         warnings.append(f"Imported from another instrument, not measured by this one: {', '.join(imported)}.")
     if results.refused:
         warnings.append(f"Refused, so not in this report: {'; '.join(str(e) for e in results.refused)}.")
+    if results.impossible:
+        warnings.append(f"Above what the device can do, so in no figure: {'; '.join(results.impossible)}.")
     return warnings
 
 
@@ -203,6 +206,13 @@ def _overlap(s: Series) -> bool:
     return max(i.low for i in intervals) <= min(i.high for i in intervals)
 
 
+def _clocks(t: Target) -> str:
+    """Before and after, by name; of those that did not change one value."""
+    both = {name: [c[name] for c in (t.clocks, t.clocks_after) if name in c] for name in {**t.clocks, **t.clocks_after}}
+    told = [f"{name} {' → '.join(f'{v:g}' for v in dict.fromkeys(values))}" for name, values in both.items()]
+    return ", ".join(told) or "not known"
+
+
 def sources(results: Results) -> Chapter:
     """Runs, with environment; and targets, with driver, features and clocks."""
     chapter = Chapter("sources", "Where the figures are from")
@@ -230,11 +240,13 @@ def sources(results: Results) -> Chapter:
             load,
             settings,
         )
-    targets = Table("Targets", ["target", "version", "adapter", "driver", "features", "clocks before, MHz"], numeric=6)
+    targets = Table(
+        "Targets", ["target", "version", "adapter", "driver", "features", "clocks, MHz", "shortest wait", "tuned"], numeric=6
+    )
     seen = set()
     for _, run in results.runs:
         for t in run.targets:
-            clocks = ", ".join(f"{k} {v:g}" for k, v in t.clocks.items()) or "not known"
+            clocks = _clocks(t)
             row = (
                 t.label,
                 t.version or "–",
@@ -242,6 +254,8 @@ def sources(results: Results) -> Chapter:
                 t.driver or "–",
                 ", ".join(t.features) or "–",
                 clocks,
+                f"{number(t.wait_us)} µs" if t.wait_us is not None else "–",
+                ", ".join(f"{count} {origin}" for origin, count in t.tuned.items()) or "–",
             )
             if row not in seen:
                 seen.add(row)

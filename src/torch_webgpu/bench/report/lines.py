@@ -18,6 +18,7 @@ from ..names import (
     PLAN,
     READ_BACK,
     SEQUENTIAL,
+    SUBMITTED,
     UNWAITED,
     WAITED,
     WALL,
@@ -36,7 +37,7 @@ class Sweep:
     """One method on one source with one setting of all parameters but n.
 
     Attributes:
-        by_n: per metric, samples of the time of n dispatches by n, in µs.
+        by_n: per metric, samples of the time of n dispatches (or ops, or steps) by n, in µs.
     """
 
     source: Source
@@ -79,12 +80,17 @@ class Sweep:
         return self.slope(metric) or self.quotient(max(self.by_n.get(metric) or {0: []}), metric)
 
 
-def sweeps(results: Results) -> list[Sweep]:
+def sweeps(results: Results, experiment: str = "dispatch") -> list[Sweep]:
     """All of the files, the best sources first and methods in the order of the instrument."""
     found: dict[Any, Sweep] = {}
-    for s in results.find("dispatch", unit="us"):
+    for s in results.find(experiment, unit="us"):
         n = s.parameter("n", 1)
-        if s.now.method in (PHASES, IDLE_WAIT) or s.now.metric not in (WALL, HOST, GPU) or not isinstance(n, int) or n < 1:
+        if (
+            s.now.method in (PHASES, IDLE_WAIT)
+            or s.now.metric not in (WALL, HOST, SUBMITTED, GPU)
+            or not isinstance(n, int)
+            or n < 1
+        ):
             continue
         setting = tuple(sorted((k, v) for k, v in s.now.parameters.items() if k != "n"))
         key = s.source, s.now.workload, s.now.method, setting

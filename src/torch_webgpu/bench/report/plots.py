@@ -122,16 +122,29 @@ def residuals(key: str, fits: Sequence[Fitted], alt: str) -> str:
         return _svg(figure, key, alt)
 
 
-def stacked(key: str, bars: Mapping[str, Mapping[str, float]], alt: str, unit: str = "µs") -> str:
-    """Horizontal bars of parts; negative parts, which noise makes, are drawn as nothing."""
-    parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+def stacked(
+    key: str,
+    bars: Mapping[str, Mapping[str, float]],
+    alt: str,
+    unit: str = "µs",
+    colours: Mapping[str, int] | None = None,
+) -> str:
+    """Horizontal bars of parts; negative parts, which noise makes, are drawn as nothing.
+
+    Args:
+        colours: numbers of the parts' colours, in the order of the parts from the left, so that several plots agree; the
+            bars' own order unless given.
+    """
+    found = list(dict.fromkeys(part for bar in bars.values() for part in bar))
+    colours = colours or {part: i % len(SERIES) for i, part in enumerate(found)}
+    parts = [part for part in colours if part in found]
     with _figure(0.9 + 0.42 * len(bars) + 0.2 * ((len(parts) + 2) // 3)) as (figure, axes):
         places = np.arange(len(bars))[::-1]
         left = np.zeros(len(bars))
         total = max(sum(max(v, 0) for v in bar.values()) for bar in bars.values())
-        for i, part in enumerate(parts):
+        for part in parts:
             widths = np.array([max(bar.get(part, 0), 0) for bar in bars.values()])
-            axes.barh(places, widths, left=left, color=SERIES[i % len(SERIES)], height=0.62, label=part)
+            axes.barh(places, widths, left=left, color=SERIES[colours[part]], height=0.62, label=part)
             for y, start, width in zip(places, left, widths, strict=True):
                 if width > 0.09 * total:
                     axes.text(start + width / 2, y, number(width, 2), ha="center", va="center", color="#ffffff", fontsize=8)

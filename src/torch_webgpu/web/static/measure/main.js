@@ -21,7 +21,8 @@ document.addEventListener("visibilitychange", () => (browser.visible &&= documen
 async function tell(name, body) {
   if (!plan.post) return;
   const answer = await fetch(name, { method: "POST", body: typeof body === "string" ? body : JSON.stringify(body) });
-  if (!answer.ok) throw new Error(`the server did not take it: ${await answer.text()}`);
+  const said = await answer.text();
+  if (!answer.ok) throw new Error(`the server did not take it: ${said}`);
 }
 
 async function failed(error) {
@@ -42,6 +43,7 @@ class Run {
     this.gpu = gpu;
     this.measurements = [];
     this.notes = [];
+    if (gpu.facts.software) plan.fusion = plan.softwareFusion;
     this.parts = 1 + plan.fusion.cases.length;
     this.part = 0;
   }

@@ -93,6 +93,13 @@ export function showResults(measurements, plan, resamples) {
   return { rows, idle, naive, computations: found };
 }
 
+let draw = () => {};
+let width = 0;
+new ResizeObserver(([{ contentRect }]) => {
+  if (contentRect.width !== width) draw();
+  width = contentRect.width;
+}).observe($("chart"));
+
 function showDispatch(rows, idle, naive, methods) {
   const order = Object.values(methods);
   const series = (method) => `s${order.indexOf(method) || 7}`;
@@ -104,8 +111,10 @@ function showDispatch(rows, idle, naive, methods) {
   const drawn = rows
     .filter(({ metric }) => metric === "wall")
     .map(({ method, line }) => ({ name: method, series: series(method), line }));
-  if (drawn.length)
-    $("chart").replaceChildren(chart(drawn, idle?.median ?? null, methods.idle, $("chart").clientWidth || 600));
+  if (drawn.length) {
+    draw = () => $("chart").replaceChildren(chart(drawn, idle?.median ?? null, methods.idle, $("chart").clientWidth || 600));
+    draw();
+  }
   const slope = (method) => rows.find((r) => r.method === method)?.line;
   const sequential = slope(methods.sequential);
   const onePass = slope(methods.onePass);

@@ -1,14 +1,9 @@
-"""Host cost of an eager op: enqueue time beside cpu and cuda, its split, and the cost of a recipe miss.
-
-Enqueue is timed in bursts shorter than a submit, with the device idle before each; "sustained" runs many ops with their
-submits and waits for all GPU work.
-"""
+"""Cost of an op on a new shape: of a recipe that is derived from others, and of one that goes through the lowering."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -17,61 +12,7 @@ from typing import Any
 
 import torch
 
-import torch_webgpu
 from torch_webgpu import _C
-
-BURST, REPEATS, SUSTAINED = 100, 200, 20000
-
-
-def synchronize(device: str) -> None:
-    """Waits for the device."""
-    if device == "webgpu":
-        torch.webgpu.synchronize()  # type: ignore[attr-defined]
-    elif device == "cuda":
-        torch.cuda.synchronize()
-
-
-def enqueue_us(device: str, op: Callable[[], Any]) -> dict[str, float]:
-    """Host microseconds an op, over bursts with an idle device."""
-    for _ in range(300):
-        op()
-    samples = []
-    for _ in range(REPEATS):
-        synchronize(device)
-        start = time.perf_counter()
-        for _ in range(BURST):
-            op()
-        samples.append((time.perf_counter() - start) / BURST * 1e6)
-    samples.sort()
-    return {
-        "median": statistics.median(samples),
-        "p10": samples[len(samples) // 10],
-        "p90": samples[-len(samples) // 10],
-        "n": len(samples),
-    }
-
-
-def sustained_us(device: str, op: Callable[[], Any]) -> float:
-    """Microseconds an op with submits and all GPU work waited for."""
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(SUSTAINED):
-        op()
-    synchronize(device)
-    return (time.perf_counter() - start) / SUSTAINED * 1e6
-
-
-def split_ns(op: Callable[[], Any]) -> dict[str, float]:
-    """Nanoseconds of each stage of a replay (the clock itself adds about 25 ns a stage)."""
-    op()
-    torch.webgpu.synchronize()  # type: ignore[attr-defined]
-    _C.profile(True)
-    _C.reset_stats()
-    for _ in range(BURST):
-        op()
-    stats = _C.stats()
-    _C.profile(False)
-    return {k.removesuffix("_ns"): stats[k] / stats["launches"] for k in stats if k.endswith("_ns") and k != "miss_ns"}
 
 
 def miss_cases() -> dict[str, tuple[Callable[[int], torch.Tensor], Callable[[torch.Tensor], Any]]]:
@@ -151,30 +92,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     properties = torch.webgpu.get_device_properties()  # type: ignore[attr-defined]
-    devices = ["webgpu", "cpu"] + (["cuda"] if torch.cuda.is_available() else [])
-    result: dict[str, Any] = {
-        "environment": {
-            "adapter": properties.name,
-            "implementation": properties.implementation,
-            "driver": properties.driver,
-            "torch": torch.__version__,
-            "torch_webgpu": torch_webgpu.__version__,
-            "python": platform.python_version(),
-            "machine": platform.processor() or platform.machine(),
-        },
-        "shape": [16, 16],
-    }
+    environment = {"adapter": properties.name, "implementation": properties.implementation, "torch": torch.__version__}
     with torch.inference_mode():
-        for device in devices:
-            x, y = torch.randn(16, 16).to(device), torch.randn(16, 16).to(device)
-            for name, op in (("x + 1.0", lambda x=x: x + 1.0), ("x + y", lambda x=x, y=y: x + y)):
-                entry: dict[str, Any] = {"enqueue_us": enqueue_us(device, op)}
-                if device != "cpu":
-                    entry["sustained_us"] = sustained_us(device, op)
-                if device == "webgpu":
-                    entry["split_ns"] = split_ns(op)
-                result.setdefault(device, {})[name] = entry
-        result["miss_us"] = miss_us()
+        result: dict[str, Any] = {"environment": environment, "miss_us": miss_us()}
     print(json.dumps(result, indent=1))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
