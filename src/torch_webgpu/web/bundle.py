@@ -147,25 +147,60 @@ class Message(_Model):
 class Language(_Model):
     """How a language model's plans and state play together.
 
+    The plan ``prompt-N`` takes ``ids`` [1, N] int64 and ``size`` [1] int64: the first ``size`` of them are tokens, the rest
+    is padding. It appends the tokens to the cache, at ``position``, moves that on by ``size``, and leaves ``logits`` of the
+    last token. ``decode`` does so with the one in ``token``. A plan of ``sampling`` then chooses from ``logits``, and leaves
+    its choice in ``token`` and in ``tokens`` at ``count``, which it moves on by one. So a text is: zeros to ``position`` and
+    ``count``, the prompt in pieces, a choice; then ``decode`` and a choice again and again. ``prompt-N`` needs ``position`` +
+    N ≤ ``length``; where no N fits, the rest of the prompt goes token by token through ``token`` and ``decode``. After an
+    error of a plan the cache may hold NaN: the buffers of ``cache`` must be zeroed.
+
     Attributes:
         length: tokens that the cache holds.
-        prompts: sizes of the prompt plans ``prompt-N``, ascending.
-        top_k: the most that the plan ``sample-top-k`` can do.
-        state: buffers by what they are: ``token``, ``tokens``, ``count``, ``position``, ``temperature``, ``top_k``,
-            ``top_p``.
+        prompts: sizes of the prompt plans, ascending.
+        sampling: plans that choose: ``greedy``; ``temperature`` draws with ``temperature`` alone; ``top-p`` also looks at
+            ``top_p``; ``top-k`` at ``top_k`` and ``top_p``.
+        top_k: the most that ``top_k`` may be.
+        state: tensors by what they are: ``token``, ``tokens``, ``count``, ``position``, ``logits``, ``temperature``,
+            ``top_k``, ``top_p``. Their names are those of the buffers.
+        cache: buffers with keys and values.
         ends: tokens that end a text.
         files: ``tokenizer.json`` and ``tokenizer_config.json``.
         template: a chat template (Jinja).
+        defaults: of ``temperature``, ``top_k``, ``top_p``, where the model's makers recommend any.
     """
 
     length: Natural
     vocabulary: Natural
     prompts: list[Natural]
+    sampling: dict[Literal["greedy", "temperature", "top-p", "top-k"], str]
     top_k: Natural
-    state: dict[str, Natural]
+    state: dict[Literal["token", "tokens", "count", "position", "logits", "temperature", "top_k", "top_p"], Tensor]
+    cache: list[Natural]
     ends: list[Natural]
     files: list[str]
     template: str | None = None
+    defaults: dict[str, float] = {}
+
+
+class Image(_Model):
+    """How a picture becomes the input of an image classifier, and what its outputs are.
+
+    The picture is scaled (bicubic) so that its shorter side has ``resize`` pixels, its middle of ``size`` by ``size`` is cut
+    out; RGB values between 0 and 1 less ``mean``, divided by ``deviation``, are the input [1, 3, size, size].
+
+    Attributes:
+        output: its scores, [1, classes]; softmax makes probabilities of them.
+        labels: a file, a JSON list with a name for each class.
+    """
+
+    input: str
+    output: str
+    resize: Natural
+    size: Natural
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+    labels: str
 
 
 class Bundle(_Model):
@@ -180,6 +215,7 @@ class Bundle(_Model):
     variants: list[Variant]
     messages: dict[int, Message] = {}
     language: Language | None = None
+    image: Image | None = None
     about: dict[str, str] = {}
 
     @model_validator(mode="after")
@@ -187,6 +223,7 @@ class Bundle(_Model):
         wanted = {segment.file for buffer in self.buffers for segment in buffer.data}
         wanted |= {variant.plans for variant in self.variants}
         wanted |= set(self.language.files) if self.language else set()
+        wanted |= {self.image.labels} if self.image else set()
         missing = sorted(wanted - self.files.keys())
         if missing:
             raise ValueError(f"files that are not listed: {', '.join(missing)}")
