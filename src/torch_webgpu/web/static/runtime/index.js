@@ -1,0 +1,42 @@
+/**
+ * Runs what `torch_webgpu.web.export` has written, in browsers and in Node.
+ *
+ *     import { load } from "./runtime/index.js";
+ *     const model = await load("my-bundle/");
+ *     const { output } = await model.run({ x: new Float32Array(4) });
+ */
+
+import { LanguageModel } from "./language.js";
+import { Loaded, readBundle } from "./loaded.js";
+import { Runtime } from "./runtime.js";
+import { Source } from "./source.js";
+import { Tokenizer } from "./tokenizer.js";
+
+export * from "./errors.js";
+export { LanguageModel, Runtime };
+
+/**
+ * A bundle on this machine's GPU, checked, all of it loaded. A language model is a `LanguageModel`.
+ * @param {string | URL} location of its folder: an address, or a path in Node
+ * @param {import("./loaded.js").Options} [options]
+ * @returns {Promise<Runtime>}
+ */
+export async function load(location, options = {}) {
+  const source = new Source(location);
+  const bundle = await readBundle(source, options.signal);
+  if (!bundle.language) return new Runtime(source, bundle, await Loaded.open(source, bundle, options), options);
+  const tokenizer = await Tokenizer.open(source, bundle, bundle.language, options.signal);
+  return new LanguageModel(source, bundle, await Loaded.open(source, bundle, options), options, tokenizer);
+}
+
+/**
+ * A language model of a bundle.
+ * @param {string | URL} location
+ * @param {import("./loaded.js").Options} [options]
+ */
+export async function loadLanguageModel(location, options = {}) {
+  const model = await load(location, options);
+  if (model instanceof LanguageModel) return model;
+  model.dispose();
+  throw new TypeError(`${model.bundle.name} is no language model; use load()`);
+}
