@@ -2,31 +2,7 @@
 
 import { BundleError, VersionError } from "./errors.js";
 
-/**
- * @typedef {"float32" | "float16" | "bfloat16" | "int64" | "int32" | "int16" | "int8" | "uint8" | "bool"} DType
- * @typedef {{size: number, sha256: string}} FileFacts
- * @typedef {{file: string, offset: number, size: number, at: number}} Segment
- * @typedef {{name: string, size: number, role: "weight" | "state" | "input", data: Segment[]}} BufferFacts
- * @typedef {{name: string, buffer: number, dtype: DType, shape: number[], strides: number[], offset: number}} TensorFacts
- * @typedef {{name: string, features: string[], limits: Record<string, number>, subgroups: number, memory: number,
- *   plans: string}} Variant
- * @typedef {"greedy" | "temperature" | "top-p" | "top-k"} Choice
- * @typedef {"token" | "tokens" | "count" | "position" | "logits" | "temperature" | "top_k" | "top_p"} State
- * @typedef {{length: number, vocabulary: number, prompts: number[], sampling: Record<Choice, string>, top_k: number,
- *   state: Record<State, TensorFacts>, cache: number[], ends: number[], files: string[], template: string | null,
- *   defaults: Record<string, number>}} Language
- * @typedef {{input: string, output: string, resize: number, size: number, mean: number[], deviation: number[],
- *   labels: string}} Image
- * @typedef {{format: string, version: number, name: string, producer: Record<string, string>,
- *   files: Record<string, FileFacts>, buffers: BufferFacts[], variants: Variant[],
- *   messages: Record<string, {kind: string, message: string}>, language: Language | null,
- *   image: Image | null, about: Record<string, string>}} Bundle
- * @typedef {{name: string, wgsl: string, written: boolean[], uniform: number}} PipelineFacts
- * @typedef {{name: string, pipeline: number, groups: [number, number, number], bindings: [number, number, number][],
- *   words: number[], random: {word: number, count: number}[]}} Dispatch
- * @typedef {{inputs: TensorFacts[], outputs: TensorFacts[], dispatches: Dispatch[]}} PlanFacts
- * @typedef {{pipelines: PipelineFacts[], scratch: number[], error: number | null, plans: Record<string, PlanFacts>}} Plans
- */
+/** @import { Bundle, DType, Dispatch, Plans } from "./types.d.ts" */
 
 export const MANIFEST = "bundle.json";
 const FORMAT = "torch-webgpu-bundle";
@@ -45,11 +21,7 @@ export const ITEM_SIZES = {
   bool: 1,
 };
 
-/**
- * @param {unknown} condition
- * @param {string} message
- * @returns {asserts condition}
- */
+/** @param {unknown} condition @param {string} message @returns {asserts condition} */
 function require(condition, message) {
   if (!condition) throw new BundleError(`${message}; export the model again`);
 }
@@ -60,12 +32,7 @@ const natural = (value) => Number.isSafeInteger(value) && /** @type {number} */ 
 /** @param {unknown} value @returns {value is Record<string, unknown>} */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/**
- * A JSON text.
- * @param {string} name of its file
- * @param {BufferSource} bytes
- * @returns {unknown}
- */
+/** A JSON text. @param {string} name of its file @param {BufferSource} bytes @returns {unknown} */
 export function parseJson(name, bytes) {
   try {
     return JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
@@ -74,11 +41,7 @@ export function parseJson(name, bytes) {
   }
 }
 
-/**
- * `bundle.json`, checked.
- * @param {unknown} found
- * @returns {Bundle}
- */
+/** `bundle.json`, checked. @param {unknown} found @returns {Bundle} */
 export function checkBundle(found) {
   if (!isObject(found) || found.format !== FORMAT) {
     throw new BundleError(`${MANIFEST} is not of a ${FORMAT}: is this the folder of a bundle?`);
@@ -123,10 +86,7 @@ export function checkBundle(found) {
 
 /**
  * A variant's plans, checked against the bundle and against the limits that a device grants.
- * @param {unknown} found
- * @param {string} name of the file
- * @param {Bundle} bundle
- * @param {Record<string, number>} limits
+ * @param {unknown} found @param {string} name of the file @param {Bundle} bundle @param {Record<string, number>} limits
  * @returns {Plans}
  */
 export function checkPlans(found, name, bundle, limits) {
@@ -152,13 +112,8 @@ export function checkPlans(found, name, bundle, limits) {
   return plans;
 }
 
-/**
- * @param {Dispatch} dispatch
- * @param {string} where
- * @param {Plans} plans
- * @param {number[]} sizes of all buffers
- * @param {Record<string, number>} limits
- */
+/** @param {Dispatch} dispatch @param {string} where @param {Plans} plans @param {number[]} sizes of all buffers
+ * @param {Record<string, number>} limits */
 function checkDispatch(dispatch, where, plans, sizes, limits) {
   const pipeline = plans.pipelines[dispatch.pipeline];
   require(pipeline && pipeline.written.length === dispatch.bindings.length, `${where} has no pipeline with these bindings`);
@@ -171,11 +126,7 @@ function checkDispatch(dispatch, where, plans, sizes, limits) {
   }
 }
 
-/**
- * Elements from a tensor's first to its last.
- * @param {number[]} shape
- * @param {number[]} strides
- */
+/** Elements from a tensor's first to its last. @param {number[]} shape @param {number[]} strides */
 export function extent(shape, strides) {
   if (shape.includes(0)) return 0;
   return shape.reduce((sum, n, i) => sum + (n - 1) * strides[i], 1);

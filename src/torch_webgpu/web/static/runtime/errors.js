@@ -2,10 +2,7 @@
 
 /** The class that all errors of the runtime have in common. */
 export class RuntimeFault extends Error {
-  /**
-   * @param {string} message
-   * @param {ErrorOptions} [options]
-   */
+  /** @param {string} message @param {ErrorOptions} [options] */
   constructor(message, options) {
     super(message, options);
     this.name = new.target.name;
@@ -44,10 +41,7 @@ export class InputError extends RuntimeFault {}
 
 /** What a kernel reports, an index out of range say; `kind` is the class that PyTorch raises. */
 export class KernelError extends RuntimeFault {
-  /**
-   * @param {string} kind
-   * @param {string} message
-   */
+  /** @param {string} kind @param {string} message */
   constructor(kind, message) {
     super(message);
     this.kind = kind;

@@ -2,6 +2,8 @@
 
 import { DeviceLostError, GpuError, MissingFeatureError, NoWebGpuError, TooLargeError, mebibytes } from "./errors.js";
 
+/** @import { Bundle, PipelineFacts, Variant } from "./types.d.ts" */
+
 // WebGPU's numbers of usages; in Node there are no globals for them.
 export const USAGE = { MAP_READ: 1, COPY_SRC: 4, COPY_DST: 8, UNIFORM: 64, STORAGE: 128 };
 export const STORAGE = USAGE.STORAGE | USAGE.COPY_SRC | USAGE.COPY_DST;
@@ -11,12 +13,8 @@ const MAP_MODE_READ = 1;
 const SOFTWARE = ["swiftshader", "llvmpipe", "lavapipe", "basic render", "warp", "software"];
 const SIZES = ["maxBufferSize", "maxStorageBufferBindingSize"];
 
-/**
- * Why an adapter cannot run a variant; empty where it can.
- * @param {GPUAdapter} adapter
- * @param {import("./bundle.js").Variant} variant
- * @returns {{what: string, size: boolean}[]}
- */
+/** Why an adapter cannot run a variant; empty where it can.
+ * @param {GPUAdapter} adapter @param {Variant} variant @returns {{what: string, size: boolean}[]} */
 function lacks(adapter, variant) {
   const info = /** @type {Partial<GPUAdapterInfo>} */ (adapter.info ?? {});
   const found = variant.features
@@ -34,11 +32,7 @@ function lacks(adapter, variant) {
   return found;
 }
 
-/**
- * The first variant that an adapter can run.
- * @param {GPUAdapter} adapter
- * @param {import("./bundle.js").Bundle} bundle
- */
+/** The first variant that an adapter can run. @param {GPUAdapter} adapter @param {Bundle} bundle */
 export function chooseVariant(adapter, bundle) {
   const all = bundle.variants.map((variant) => ({ variant, missing: lacks(adapter, variant) }));
   const chosen = all.find(({ missing }) => !missing.length);
@@ -53,8 +47,7 @@ export function chooseVariant(adapter, bundle) {
 
 /**
  * Refuses a bundle that needs more memory than is known to be there.
- * @param {import("./bundle.js").Bundle} bundle
- * @param {import("./bundle.js").Variant} variant
+ * @param {Bundle} bundle @param {Variant} variant
  * @param {number | undefined} memory bytes that there are; where it is not given, what the browser tells of the machine
  */
 export function checkMemory(bundle, variant, memory) {
@@ -74,10 +67,7 @@ function nameOf(info = {}) {
   return info.description || [info.vendor, info.architecture, info.device].filter(Boolean).join(" ") || "without a name";
 }
 
-/**
- * An adapter of the best kind.
- * @param {GPU | undefined} gpu
- */
+/** An adapter of the best kind. @param {GPU | undefined} gpu */
 export async function findAdapter(gpu) {
   const found = gpu ?? globalThis.navigator?.gpu;
   if (!found) {
@@ -92,10 +82,7 @@ export async function findAdapter(gpu) {
 
 /** An open device, and what it complains of. */
 export class Gpu {
-  /**
-   * @param {GPUAdapter} adapter
-   * @param {GPUDevice} device
-   */
+  /** @param {GPUAdapter} adapter @param {GPUDevice} device */
   constructor(adapter, device) {
     this.device = device;
     this.queue = device.queue;
@@ -116,10 +103,7 @@ export class Gpu {
   #complaints = [];
   #ended;
 
-  /**
-   * @param {GPUAdapter} adapter
-   * @param {import("./bundle.js").Variant} variant
-   */
+  /** @param {GPUAdapter} adapter @param {Variant} variant */
   static async open(adapter, variant) {
     const requiredFeatures = /** @type {GPUFeatureName[]} */ (variant.features);
     try {
@@ -137,12 +121,8 @@ export class Gpu {
     if (first) throw new GpuError(`the device refused a command: ${first}`);
   }
 
-  /**
-   * A promise of the device's, unless the device is lost before.
-   * @template T
-   * @param {Promise<T>} promise
-   * @returns {Promise<T>}
-   */
+  /** A promise of the device's, unless the device is lost before.
+   * @template T @param {Promise<T>} promise @returns {Promise<T>} */
   async whileAlive(promise) {
     const found = await Promise.race([promise.catch((error) => Promise.resolve(error).then(this.#blame)), this.#ended]);
     if (this.lost) this.check();
@@ -155,11 +135,8 @@ export class Gpu {
     throw new GpuError(error.message);
   };
 
-  /**
-   * Buffers, all or none.
-   * @param {{label: string, size: number, usage: number}[]} wanted
-   * @param {string} what they are, for the message
-   */
+  /** Buffers, all or none.
+   * @param {{label: string, size: number, usage: number}[]} wanted @param {string} what they are, for the message */
   async buffers(wanted, what) {
     this.device.pushErrorScope("validation");
     this.device.pushErrorScope("out-of-memory");
@@ -182,19 +159,12 @@ export class Gpu {
     );
   }
 
-  /**
-   * A buffer that its contents are read through.
-   * @param {number} size
-   */
+  /** A buffer that its contents are read through. @param {number} size */
   staging(size) {
     return this.device.createBuffer({ label: "staging", size, usage: USAGE.MAP_READ | USAGE.COPY_DST });
   }
 
-  /**
-   * The contents of a staging buffer, once what was submitted has run.
-   * @param {GPUBuffer} staging
-   * @param {number} size
-   */
+  /** The contents of a staging buffer, once what was submitted has run. @param {GPUBuffer} staging @param {number} size */
   async contents(staging, size) {
     await this.whileAlive(staging.mapAsync(MAP_MODE_READ, 0, size));
     const bytes = staging.getMappedRange(0, size).slice(0);
@@ -203,7 +173,7 @@ export class Gpu {
   }
 
   /** All pipelines, compiled beside each other and beside the page's own work.
-   * @param {import("./bundle.js").PipelineFacts[]} wanted
+   * @param {PipelineFacts[]} wanted
    * @param {(file: string) => string} code of a WGSL file
    * @param {() => void} done told for each
    */
@@ -258,11 +228,7 @@ export class Gpu {
   }
 }
 
-/**
- * The adapter, for people.
- * @param {GPUAdapter} adapter
- * @param {GPUDevice} device
- */
+/** The adapter, for people. @param {GPUAdapter} adapter @param {GPUDevice} device */
 function describe(adapter, device) {
   const info = /** @type {Partial<GPUAdapterInfo> & {backend?: string}} */ (adapter.info ?? {});
   const words = [info.description, info.vendor, info.architecture, info.device].join(" ").toLowerCase();

@@ -12,14 +12,15 @@ import { Runtime } from "./runtime.js";
 import { Source } from "./source.js";
 import { Tokenizer } from "./tokenizer.js";
 
+/** @import { LoadOptions } from "./types.d.ts" */
+
 export * from "./errors.js";
 export { LanguageModel, Runtime };
 
 /**
  * A bundle on this machine's GPU, checked, all of it loaded. A language model is a `LanguageModel`.
  * @param {string | URL} location of its folder: an address, or a path in Node
- * @param {import("./loaded.js").Options} [options]
- * @returns {Promise<Runtime>}
+ * @param {LoadOptions} [options] @returns {Promise<Runtime>}
  */
 export async function load(location, options = {}) {
   const source = new Source(location);
@@ -29,11 +30,7 @@ export async function load(location, options = {}) {
   return new LanguageModel(source, bundle, await Loaded.open(source, bundle, options), options, tokenizer);
 }
 
-/**
- * A language model of a bundle.
- * @param {string | URL} location
- * @param {import("./loaded.js").Options} [options]
- */
+/** A language model of a bundle. @param {string | URL} location @param {LoadOptions} [options] */
 export async function loadLanguageModel(location, options = {}) {
   const model = await load(location, options);
   if (model instanceof LanguageModel) return model;

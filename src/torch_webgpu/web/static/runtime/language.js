@@ -5,40 +5,25 @@ import { Random } from "./plan.js";
 import { Runtime } from "./runtime.js";
 import { encode } from "./tensors.js";
 
+/** @import { Bundle, Choice, GenerateOptions, Generated, Language, LoadOptions } from "./types.d.ts" */
+/** @import { Output, Prompt, Statistics, TensorFacts } from "./types.d.ts" */
+/** @import { Source } from "./source.js" */
+/** @import { Loaded } from "./loaded.js" */
+/** @import { Plan } from "./plan.js" */
+/** @import { Tokenizer } from "./tokenizer.js" */
+
 const GREEDY = 1e-6; // temperatures below are 0
 const LARGEST_BLOCK = 16; // tokens that are read together at most,
 const BLOCK_MS = 50; // as long as that takes no longer
 const MOST_LOSSES = 2; // of the device, in one generation
 
-/**
- * @typedef {object} GenerateOptions
- * @property {number} [maxNewTokens] at most, 256 unless given; the cache may be full before
- * @property {number} [temperature] 0 takes the likeliest token; what the model's makers recommend unless given, else 0
- * @property {number} [topK] only so many of the likeliest tokens are drawn from
- * @property {number} [topP] only the likeliest tokens are drawn from, as many as it takes to reach this probability
- * @property {number | bigint} [seed] of the draws
- * @property {number[]} [ends] tokens that end the text; the model's own unless given
- * @property {AbortSignal} [signal] ends the generation with its reason
- * @property {boolean} [reuse] keep what the cache holds of an earlier prompt that begins alike: quicker, and up to rounding
- *   the same
- *
- * @typedef {{token: number, text: string}} Generated `text` is what this token adds; at times it comes with a later one
- * @typedef {{promptTokens: number, reused: number, tokens: number, firstMs: number, totalMs: number, tokensPerSecond: number,
- *   end: "token" | "length" | "full" | "stopped"}} Statistics times from the call on; the rate is of the tokens after the first
- */
-
 export class LanguageModel extends Runtime {
-  /**
-   * @param {import("./source.js").Source} source
-   * @param {import("./bundle.js").Bundle} bundle
-   * @param {import("./loaded.js").Loaded} loaded
-   * @param {import("./loaded.js").Options} options
-   * @param {import("./tokenizer.js").Tokenizer} tokenizer
-   */
+  /** @param {Source} source @param {Bundle} bundle @param {Loaded} loaded @param {LoadOptions} options
+   * @param {Tokenizer} tokenizer */
   constructor(source, bundle, loaded, options, tokenizer) {
     super(source, bundle, loaded, options);
     this.tokenizer = tokenizer;
-    this.language = /** @type {import("./bundle.js").Language} */ (bundle.language);
+    this.language = /** @type {Language} */ (bundle.language);
   }
 
   /** Of the last generation. @type {Statistics | null} */
@@ -58,12 +43,8 @@ export class LanguageModel extends Runtime {
     this.#spoilt = false;
   }
 
-  /**
-   * Continues a text, a chat or tokens. After the loss of the device it loads the model again and goes on.
-   * @param {string | import("./tokenizer.js").Message[] | ArrayLike<number>} prompt
-   * @param {GenerateOptions} [options]
-   * @returns {AsyncGenerator<Generated, void, void>}
-   */
+  /** Continues a text, a chat or tokens. After the loss of the device it loads the model again and goes on.
+   * @param {Prompt} prompt @param {GenerateOptions} [options] @returns {AsyncGenerator<Generated, void, void>} */
   async *generate(prompt, options = {}) {
     this.check();
     const ids = this.tokenizer.prompt(prompt);
@@ -105,10 +86,7 @@ export class LanguageModel extends Runtime {
     }
   }
 
-  /**
-   * @param {number[]} ids
-   * @param {number} maxNewTokens
-   */
+  /** @param {number[]} ids @param {number} maxNewTokens */
   #checkPrompt(ids, maxNewTokens) {
     const { vocabulary, length } = this.language;
     if (!ids.length) throw new InputError("the prompt is empty; it needs at least one token");
@@ -124,10 +102,7 @@ export class LanguageModel extends Runtime {
     }
   }
 
-  /**
-   * The plan that chooses tokens, its settings written.
-   * @param {GenerateOptions} options
-   */
+  /** The plan that chooses tokens, its settings written. @param {GenerateOptions} options */
   #choice(options) {
     const { sampling, top_k: mostK, vocabulary, defaults, state } = this.language;
     const chosen = options.temperature !== undefined;
@@ -140,7 +115,7 @@ export class LanguageModel extends Runtime {
       throw new InputError(`topK is a whole number from 1 to ${mostK} in this bundle, not ${topK}`);
     }
     if (temperature < GREEDY || topK === 1) return { plan: sampling.greedy, write: () => {} };
-    /** @type {import("./bundle.js").Choice} */
+    /** @type {Choice} */
     const kind = some ? "top-k" : topP !== undefined && topP < 1 ? "top-p" : "temperature";
     if (!sampling[kind]) throw new InputError(`${this.bundle.name} was exported without ${kind} sampling`);
     return {
@@ -153,23 +128,13 @@ export class LanguageModel extends Runtime {
     };
   }
 
-  /**
-   * @param {import("./bundle.js").TensorFacts} tensor of one element
-   * @param {number} value
-   */
+  /** @param {TensorFacts} tensor of one element @param {number} value */
   #set(tensor, value) {
     this.write(tensor, encode({ flat: [value], shape: null }, tensor));
   }
 
-  /**
-   * @param {number[]} ids
-   * @param {number} most
-   * @param {{plan: string, write: () => void}} choose
-   * @param {Random} random
-   * @param {GenerateOptions} options
-   * @param {Statistics} statistics
-   * @returns {AsyncGenerator<number, void, void>}
-   */
+  /** @param {number[]} ids @param {number} most @param {{plan: string, write: () => void}} choose @param {Random} random
+   * @param {GenerateOptions} options @param {Statistics} statistics @returns {AsyncGenerator<number, void, void>} */
   async *#tokens(ids, most, choose, random, { signal, reuse }, statistics) {
     const generation = ++this.#generation;
     await Promise.allSettled(this.#unread.splice(0));
@@ -218,11 +183,8 @@ export class LanguageModel extends Runtime {
     }
   }
 
-  /**
-   * Readies the state for a prompt; returns how many of its tokens the cache holds already.
-   * @param {number[]} ids
-   * @param {boolean} reuse
-   */
+  /** Readies the state for a prompt; returns how many of its tokens the cache holds already.
+   * @param {number[]} ids @param {boolean} reuse */
   #begin(ids, reuse) {
     const { state, cache } = this.language;
     const { gpu, buffers } = this.loaded;
@@ -241,13 +203,8 @@ export class LanguageModel extends Runtime {
     return kept;
   }
 
-  /**
-   * Submits a prompt in pieces, and the choice of the first token.
-   * @param {number[]} ids
-   * @param {number} start where in them to begin
-   * @param {import("./plan.js").Plan} chooser
-   * @param {Random} random
-   */
+  /** Submits a prompt in pieces, and the choice of the first token.
+   * @param {number[]} ids @param {number} start where in them to begin @param {Plan} chooser @param {Random} random */
   #prefill(ids, start, chooser, random) {
     const { prompts, length, state } = this.language;
     for (let at = start; ;) {
@@ -268,23 +225,15 @@ export class LanguageModel extends Runtime {
     }
   }
 
-  /**
-   * A step, and a read of the tokens that it is the last of.
-   * @param {import("./plan.js").Plan[]} plans
-   * @param {Random} random
-   * @param {number} first
-   * @param {number} count
-   */
+  /** A step, and a read of the tokens that it is the last of.
+   * @param {Plan[]} plans @param {Random} random @param {number} first @param {number} count */
   #submit(plans, random, first, count) {
     const { tokens } = this.language.state;
     const wanted = { ...tokens, offset: tokens.offset + first, shape: [count], strides: [1] };
     return this.loaded.submit(plans, random, [wanted]);
   }
 
-  /**
-   * @param {() => Promise<import("./tensors.js").Output[]>} read
-   * @returns {Promise<number[]>}
-   */
+  /** @param {() => Promise<Output[]>} read @returns {Promise<number[]>} */
   #reading(read) {
     const tokens = read().then(([{ data }]) => Array.from(/** @type {BigInt64Array} */ (data), Number));
     tokens.catch((error) => {

@@ -6,33 +6,19 @@ import { Gpu, STORAGE, checkMemory, chooseVariant, findAdapter } from "./gpu.js"
 import { Plan } from "./plan.js";
 import { Reading } from "./reading.js";
 
+/** @import { Bundle, Kernel, LoadOptions, Output, Plans, Progress, TensorFacts, Variant } from "./types.d.ts" */
+/** @import { Source } from "./source.js" */
+/** @import { Random } from "./plan.js" */
+
 const PIECE = 16 << 20; // bytes of one write
 
-/**
- * @typedef {{loaded: number, total: number, kernels: number, allKernels: number}} Progress bytes and kernels that are there
- * @typedef {object} Options
- * @property {GPU} [gpu] where there is no `navigator.gpu`: that of Node's package webgpu
- * @property {AbortSignal} [signal] ends loading
- * @property {(progress: Progress) => void} [onProgress]
- * @property {number} [memory] bytes that the bundle may take; more is refused before anything is downloaded
- * @property {number | bigint} [seed] of random numbers; by chance where it is not given
- */
-
-/**
- * The manifest of a bundle, checked.
- * @param {import("./source.js").Source} source
- * @param {AbortSignal} [signal]
- */
+/** The manifest of a bundle, checked. @param {Source} source @param {AbortSignal} [signal] */
 export async function readBundle(source, signal) {
   return checkBundle(parseJson(MANIFEST, await source.manifest(signal)));
 }
 
 export class Loaded {
-  /**
-   * @param {import("./source.js").Source} source
-   * @param {import("./bundle.js").Bundle} bundle
-   * @param {Options} options
-   */
+  /** @param {Source} source @param {Bundle} bundle @param {LoadOptions} options */
   static async open(source, bundle, { gpu, signal, onProgress, memory }) {
     const adapter = await findAdapter(gpu);
     const variant = chooseVariant(adapter, bundle);
@@ -54,11 +40,7 @@ export class Loaded {
     }
   }
 
-  /**
-   * @param {import("./bundle.js").Bundle} bundle
-   * @param {import("./bundle.js").Variant} variant
-   * @param {Gpu} gpu
-   */
+  /** @param {Bundle} bundle @param {Variant} variant @param {Gpu} gpu */
   constructor(bundle, variant, gpu) {
     this.bundle = bundle;
     this.variant = variant;
@@ -71,16 +53,12 @@ export class Loaded {
   #plans = new Map();
   /** @type {GPUBuffer[]} */
   #staging = [];
-  /** @type {import("./bundle.js").Plans | undefined} */
+  /** @type {Plans | undefined} */
   #facts;
-  /** @type {{pipeline: GPUComputePipeline, layout: GPUBindGroupLayout}[]} */
+  /** @type {Kernel[]} */
   #pipelines = [];
 
-  /**
-   * @param {import("./source.js").Source} source
-   * @param {AbortSignal} signal
-   * @param {(progress: Progress) => void} report
-   */
+  /** @param {Source} source @param {AbortSignal} signal @param {(progress: Progress) => void} report */
   async #fill(source, signal, report) {
     const { bundle, variant, gpu } = this;
     const progress = { loaded: 0, total: bundle.files[variant.plans].size, kernels: 0, allKernels: 0 };
@@ -110,23 +88,16 @@ export class Loaded {
     gpu.check();
   }
 
-  /**
-   * @param {import("./bundle.js").Plans} facts
-   * @param {string[]} shaders
-   * @param {(name: string) => Promise<Uint8Array<ArrayBuffer>>} fetched
-   * @param {() => void} done
-   */
+  /** @param {Plans} facts @param {string[]} shaders
+   * @param {(name: string) => Promise<Uint8Array<ArrayBuffer>>} fetched @param {() => void} done */
   async #compile(facts, shaders, fetched, done) {
     const texts = await Promise.all(shaders.map(async (name) => new TextDecoder().decode(await fetched(name))));
     const code = new Map(shaders.map((name, i) => [name, texts[i]]));
     return this.gpu.pipelines(facts.pipelines, (name) => code.get(name) ?? "", done);
   }
 
-  /**
-   * One file after the other, the next one on its way meanwhile: two are in memory at most.
-   * @param {string[]} shards
-   * @param {(name: string) => Promise<Uint8Array<ArrayBuffer>>} fetched
-   */
+  /** One file after the other, the next one on its way meanwhile: two are in memory at most.
+   * @param {string[]} shards @param {(name: string) => Promise<Uint8Array<ArrayBuffer>>} fetched */
   async #upload(shards, fetched) {
     const { queue } = this.gpu.device;
     const start = (/** @type {string | undefined} */ name) => {
@@ -168,10 +139,8 @@ export class Loaded {
 
   /**
    * Plans in one pass and one submit, and copies of what is to be read.
-   * @param {Plan[]} plans
-   * @param {import("./plan.js").Random} random
-   * @param {import("./bundle.js").TensorFacts[]} [wanted] read after the plans
-   * @returns {() => Promise<import("./tensors.js").Output[]>} waits and reads
+   * @param {Plan[]} plans @param {Random} random @param {TensorFacts[]} [wanted] read after the plans
+   * @returns {() => Promise<Output[]>} waits and reads
    */
   submit(plans, random, wanted) {
     const { device, queue } = this.gpu;
@@ -185,10 +154,7 @@ export class Loaded {
     return async () => read?.finish() ?? [];
   }
 
-  /**
-   * A staging buffer of so many bytes at least, of its own until it is given back.
-   * @param {number} size
-   */
+  /** A staging buffer of so many bytes at least, of its own until it is given back. @param {number} size */
   takeStaging(size) {
     const i = this.#staging.findIndex((buffer) => buffer.size >= size);
     return i < 0 ? this.gpu.staging(Math.max(256, 2 ** Math.ceil(Math.log2(size)))) : this.#staging.splice(i, 1)[0];

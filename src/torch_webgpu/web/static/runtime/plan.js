@@ -2,6 +2,9 @@
 
 import { USAGE } from "./gpu.js";
 
+/** @import { Kernel, PipelineFacts, PlanFacts } from "./types.d.ts" */
+/** @import { Gpu } from "./gpu.js" */
+
 /** Seed and counter of random numbers: the stream that torch_webgpu draws after `manual_seed`. */
 export class Random {
   /** @param {bigint | number} [seed] by chance where it is not given */
@@ -20,12 +23,9 @@ export class Random {
 
 export class Plan {
   /**
-   * @param {string} name
-   * @param {import("./bundle.js").PlanFacts} facts
-   * @param {import("./gpu.js").Gpu} gpu
-   * @param {GPUBuffer[]} buffers all of the bundle and the variant
-   * @param {{pipeline: GPUComputePipeline, layout: GPUBindGroupLayout}[]} pipelines
-   * @param {import("./bundle.js").PipelineFacts[]} pipelineFacts
+   * @param {string} name @param {PlanFacts} facts @param {Gpu} gpu
+   * @param {GPUBuffer[]} buffers all of the bundle and the variant @param {Kernel[]} pipelines
+   * @param {PipelineFacts[]} pipelineFacts
    */
   constructor(name, facts, gpu, buffers, pipelines, pipelineFacts) {
     this.name = name;
@@ -59,8 +59,7 @@ export class Plan {
 
   /**
    * Appends the plan's dispatches to a pass; what they draw is fresh each time.
-   * @param {GPUComputePassEncoder} pass
-   * @param {GPUQueue} queue what was submitted to it keeps its own draws
+   * @param {GPUComputePassEncoder} pass @param {GPUQueue} queue what was submitted to it keeps its own draws
    * @param {Random} random
    */
   encode(pass, queue, random) {

@@ -4,17 +4,17 @@ import { ITEM_SIZES, extent } from "./bundle.js";
 import { KernelError } from "./errors.js";
 import { decode } from "./tensors.js";
 
+/** @import { TensorFacts } from "./types.d.ts" */
+/** @import { Loaded } from "./loaded.js" */
+
 const ERROR_BYTES = 16; // id, value (two words), size
 
 /** @param {number} n */
 const up = (n) => Math.ceil(n / 8) * 8;
 
 export class Reading {
-  /**
-   * @param {import("./loaded.js").Loaded} loaded
-   * @param {import("./bundle.js").TensorFacts[]} tensors
-   * @param {number | null} error buffer that kernels report in
-   */
+  /** @param {Loaded} loaded @param {TensorFacts[]} tensors
+   * @param {number | null} error buffer that kernels report in */
   constructor(loaded, tensors, error) {
     this.loaded = loaded;
     this.error = error;
@@ -51,10 +51,7 @@ export class Reading {
     return this.parts.map(({ tensor, at, shift }) => decode(bytes, at + shift, tensor));
   }
 
-  /**
-   * @param {DataView} view
-   * @param {number} error
-   */
+  /** @param {DataView} view @param {number} error */
   #checkReport(view, error) {
     const id = view.getUint32(0, true);
     if (!id) return;

@@ -6,22 +6,15 @@ import { Loaded } from "./loaded.js";
 import { Random } from "./plan.js";
 import { encode, fits, given, taken } from "./tensors.js";
 
-/**
- * @typedef {import("./loaded.js").Options} Options
- * @typedef {import("./tensors.js").Input} Input
- * @typedef {import("./tensors.js").Output} Output
- */
+/** @import { Bundle, Given, Input, LoadOptions, Output, PlanFacts, TensorFacts } from "./types.d.ts" */
+/** @import { Source } from "./source.js" */
 
-/** @param {import("./bundle.js").TensorFacts[]} tensors */
+/** @param {TensorFacts[]} tensors */
 const listed = (tensors) => tensors.map((t) => `${t.name}: ${taken(t)}`).join("; ") || "none";
 
 export class Runtime {
-  /**
-   * @param {import("./source.js").Source} source
-   * @param {import("./bundle.js").Bundle} bundle
-   * @param {Loaded} loaded
-   * @param {Options} options
-   */
+  /** @param {Source} source @param {Bundle} bundle @param {Loaded} loaded
+   * @param {LoadOptions} options */
   constructor(source, bundle, loaded, options) {
     this.bundle = bundle;
     this.loaded = loaded;
@@ -52,10 +45,7 @@ export class Runtime {
     return this.bundle.buffers.some((buffer) => buffer.role === "state");
   }
 
-  /**
-   * Draws from now on what torch_webgpu draws after `torch.manual_seed`.
-   * @param {number | bigint} value
-   */
+  /** Draws from now on what torch_webgpu draws after `torch.manual_seed`. @param {number | bigint} value */
   seed(value) {
     this.random = new Random(value);
   }
@@ -82,36 +72,27 @@ export class Runtime {
     }
   }
 
-  /**
-   * @param {string} name
-   * @param {Map<string, import("./tensors.js").Given>} values
-   */
+  /** @param {string} name @param {Map<string, Given>} values */
   async #once(name, values) {
     const { loaded } = this;
     loaded.gpu.check();
     const plan = loaded.plan(name);
     for (const tensor of plan.inputs) {
-      this.write(tensor, encode(/** @type {import("./tensors.js").Given} */ (values.get(tensor.name)), tensor));
+      this.write(tensor, encode(/** @type {Given} */ (values.get(tensor.name)), tensor));
     }
     const outputs = await loaded.submit([plan], this.random, plan.outputs)();
     return Object.fromEntries(plan.outputs.map((tensor, i) => [tensor.name, outputs[i]]));
   }
 
-  /**
-   * Writes a tensor of the bundle, in order with what is submitted.
-   * @param {import("./bundle.js").TensorFacts} tensor
-   * @param {Uint8Array<ArrayBuffer>} bytes
-   */
+  /** Writes a tensor of the bundle, in order with what is submitted.
+   * @param {TensorFacts} tensor @param {Uint8Array<ArrayBuffer>} bytes */
   write(tensor, bytes) {
     const at = ITEM_SIZES[tensor.dtype] * tensor.offset;
     if (at % 4) throw new BundleError(`${tensor.name} begins within a word; export the model again`);
     this.loaded.gpu.queue.writeBuffer(this.loaded.buffers[tensor.buffer], at, bytes);
   }
 
-  /**
-   * @param {Map<string, import("./tensors.js").Given>} values
-   * @param {string | undefined} wanted
-   */
+  /** @param {Map<string, Given>} values @param {string | undefined} wanted */
   #choose(values, wanted) {
     const all = Object.entries(this.plans).filter(([name]) => wanted === undefined || name === wanted);
     if (!all.length) throw new InputError(`there is no plan ${wanted}; there are ${Object.keys(this.plans).join(", ")}`);
@@ -132,10 +113,7 @@ export class Runtime {
     throw new InputError(this.#misfit(values, named));
   }
 
-  /**
-   * @param {Map<string, import("./tensors.js").Given>} values
-   * @param {[string, import("./bundle.js").PlanFacts][]} plans
-   */
+  /** @param {Map<string, Given>} values @param {[string, PlanFacts][]} plans */
   #misfit(values, plans) {
     for (const [name, value] of values) {
       const tensors = plans.map(([, { inputs }]) => /** @type {any} */ (inputs.find((t) => t.name === name)));

@@ -3,6 +3,8 @@
 import { MANIFEST } from "./bundle.js";
 import { CorruptFileError, DownloadError, NoWebGpuError } from "./errors.js";
 
+/** @import { FileFacts } from "./types.d.ts" */
+
 const MOST_MANIFEST = 64 << 20;
 
 /** @typedef {(bytes: number) => void} Arrived told how many bytes more there are */
@@ -19,10 +21,7 @@ export class Source {
     this.base = isAddress ? new URL(folder) : inNode ? folder : new URL(folder, globalThis.location.href);
   }
 
-  /**
-   * The manifest, of which neither size nor hash are known.
-   * @param {AbortSignal} [signal]
-   */
+  /** The manifest, of which neither size nor hash are known. @param {AbortSignal} [signal] */
   async manifest(signal) {
     const parts = [];
     let size = 0;
@@ -34,13 +33,8 @@ export class Source {
     return new Uint8Array(await new Blob(parts).arrayBuffer());
   }
 
-  /**
-   * A whole file, its size and hash checked.
-   * @param {string} name
-   * @param {import("./bundle.js").FileFacts} facts
-   * @param {Arrived} arrived
-   * @param {AbortSignal} [signal]
-   */
+  /** A whole file, its size and hash checked.
+   * @param {string} name @param {FileFacts} facts @param {Arrived} arrived @param {AbortSignal} [signal] */
   async file(name, facts, arrived, signal) {
     const bytes = new Uint8Array(facts.size);
     let at = 0;
@@ -60,11 +54,7 @@ export class Source {
     return bytes;
   }
 
-  /**
-   * @param {string} name
-   * @param {AbortSignal} [signal]
-   * @returns {AsyncGenerator<Uint8Array<ArrayBuffer>>}
-   */
+  /** @param {string} name @param {AbortSignal} [signal] @returns {AsyncGenerator<Uint8Array<ArrayBuffer>>} */
   async *#parts(name, signal) {
     if (typeof this.base === "string" || this.base.protocol === "file:") {
       yield* this.#fromDisk(name, signal);
@@ -88,11 +78,7 @@ export class Source {
     }
   }
 
-  /**
-   * @param {string} name
-   * @param {AbortSignal} [signal]
-   * @returns {AsyncGenerator<Uint8Array<ArrayBuffer>>}
-   */
+  /** @param {string} name @param {AbortSignal} [signal] @returns {AsyncGenerator<Uint8Array<ArrayBuffer>>} */
   async *#fromDisk(name, signal) {
     const { createReadStream } = await import("node:fs");
     const path = typeof this.base === "string" ? this.base + name : new URL(name, this.base);
@@ -108,10 +94,7 @@ export class Source {
   }
 }
 
-/**
- * @param {string} name
- * @param {string} why
- */
+/** @param {string} name @param {string} why */
 function damaged(name, why) {
   return new CorruptFileError(`${name} is damaged (${why}): load it again, without the cache, or copy the bundle anew`);
 }

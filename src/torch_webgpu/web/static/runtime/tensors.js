@@ -3,19 +3,7 @@
 import { ITEM_SIZES, count, extent } from "./bundle.js";
 import { InputError } from "./errors.js";
 
-/**
- * @typedef {import("./bundle.js").DType} DType
- * @typedef {import("./bundle.js").TensorFacts} TensorFacts
- * @typedef {Float32Array | Float64Array | Int8Array | Uint8Array | Uint8ClampedArray | Int16Array | Uint16Array | Int32Array
- *   | Uint32Array | BigInt64Array | BigUint64Array} TypedArray
- * @typedef {number | bigint | boolean} Scalar
- * @typedef {Scalar | Nested[]} Nested numbers in arrays in arrays
- * @typedef {TypedArray | Scalar[] | {data: TypedArray | Scalar[], shape: number[]} | Nested} Input a typed array, whose shape is
- *   the plan's where only one fits; or one with a shape; or nested arrays of numbers
- * @typedef {Float32Array | BigInt64Array | Int32Array | Int16Array | Int8Array | Uint8Array} Values
- * @typedef {{data: Values, shape: number[], dtype: DType}} Output float16 and bfloat16 arrive as float32, bool as 0 and 1
- * @typedef {{flat: TypedArray | Scalar[], shape: number[] | null}} Given
- */
+/** @import { DType, Given, Nested, Output, Scalar, TensorFacts, TypedArray } from "./types.d.ts" */
 
 /** Arrays that a dtype is taken from as they are; an array of plain numbers is taken for every dtype. */
 const TAKEN = /** @type {Record<DType, string[]>} */ ({
@@ -50,12 +38,8 @@ const arrays = (dtype) => [...TAKEN[dtype], dtype === "bool" ? "an array of bool
 /** What a tensor takes, for people. @param {TensorFacts} t */
 export const taken = (t) => `${t.dtype} [${t.shape.join(", ")}] as ${arrays(t.dtype)}`;
 
-/**
- * What was given as an input: its values in order, and its shape where that is known.
- * @param {string} name
- * @param {unknown} value
- * @returns {Given}
- */
+/** What was given as an input: its values in order, and its shape where that is known.
+ * @param {string} name @param {unknown} value @returns {Given} */
 export function given(name, value) {
   if (isTyped(value)) return { flat: value, shape: null };
   if (typeof value === "object" && value !== null && "data" in value && "shape" in value) {
@@ -78,12 +62,7 @@ export function given(name, value) {
   throw new InputError(`input ${name} is ${value === null ? "null" : typeof value}, it has to be an array of numbers`);
 }
 
-/**
- * @param {string} name
- * @param {Nested} value
- * @param {Scalar[]} flat takes the numbers
- * @returns {number[]} the shape
- */
+/** @param {string} name @param {Nested} value @param {Scalar[]} flat takes the numbers @returns {number[]} the shape */
 function flatten(name, value, flat) {
   if (!Array.isArray(value)) {
     if (!["number", "bigint", "boolean"].includes(typeof value)) {
@@ -98,21 +77,13 @@ function flatten(name, value, flat) {
   return [value.length, ...(shapes[0] ?? [])];
 }
 
-/**
- * Whether values can be those of a tensor, by their shape.
- * @param {Given} value
- * @param {TensorFacts} tensor
- */
+/** Whether values can be those of a tensor, by their shape. @param {Given} value @param {TensorFacts} tensor */
 export function fits({ flat, shape }, tensor) {
   return shape ? shape.join() === tensor.shape.join() : flat.length === count(tensor.shape);
 }
 
-/**
- * The bytes of a tensor, from its first element on, whole words.
- * @param {Given} value that fits the tensor
- * @param {TensorFacts} tensor
- * @returns {Uint8Array<ArrayBuffer>}
- */
+/** The bytes of a tensor, from its first element on, whole words.
+ * @param {Given} value that fits the tensor @param {TensorFacts} tensor @returns {Uint8Array<ArrayBuffer>} */
 export function encode({ flat }, tensor) {
   const { dtype, shape, strides } = tensor;
   const plain = isTyped(flat);
@@ -134,9 +105,7 @@ export function encode({ flat }, tensor) {
 
 /**
  * A tensor's values, in order and without gaps.
- * @param {ArrayBuffer} bytes
- * @param {number} at where the tensor's first element lies in them
- * @param {TensorFacts} tensor
+ * @param {ArrayBuffer} bytes @param {number} at where the tensor's first element lies in them @param {TensorFacts} tensor
  * @returns {Output}
  */
 export function decode(bytes, at, { dtype, shape, strides }) {
@@ -148,15 +117,12 @@ export function decode(bytes, at, { dtype, shape, strides }) {
   }
   if (dtype === "float16") data = Float32Array.from(/** @type {Uint16Array} */ (data), halfToFloat);
   else if (dtype === "bfloat16") data = widened(/** @type {Uint16Array} */ (data));
-  return { data: /** @type {Values} */ (data), shape: [...shape], dtype };
+  return { data: /** @type {Output["data"]} */ (data), shape: [...shape], dtype };
 }
 
 /**
  * A view of memory as a dtype's words.
- * @param {DType} dtype
- * @param {ArrayBuffer} bytes
- * @param {number} at
- * @param {number} length
+ * @param {DType} dtype @param {ArrayBuffer} bytes @param {number} at @param {number} length
  * @returns {any} of one of several classes, whose elements are numbers or big integers
  */
 function storage(dtype, bytes, at, length) {
@@ -171,8 +137,7 @@ function storage(dtype, bytes, at, length) {
 
 /**
  * How one value becomes a dtype's; null where an array is taken as it is.
- * @param {TypedArray | Scalar[]} flat
- * @param {TensorFacts} tensor
+ * @param {TypedArray | Scalar[]} flat @param {TensorFacts} tensor
  * @returns {((value: any, place: number) => number | bigint) | null}
  */
 function converter(flat, tensor) {
@@ -195,10 +160,7 @@ function converter(flat, tensor) {
   };
 }
 
-/**
- * @param {number[]} shape
- * @param {number[]} strides
- */
+/** @param {number[]} shape @param {number[]} strides */
 function isContiguous(shape, strides) {
   let expected = 1;
   for (let i = shape.length - 1; i >= 0; i--) {
@@ -208,12 +170,8 @@ function isContiguous(shape, strides) {
   return true;
 }
 
-/**
- * Calls for every element, in order, with its place in memory.
- * @param {number[]} shape
- * @param {number[]} strides
- * @param {(place: number, index: number) => void} visit
- */
+/** Calls for every element, in order, with its place in memory.
+ * @param {number[]} shape @param {number[]} strides @param {(place: number, index: number) => void} visit */
 function eachPlace(shape, strides, visit) {
   let index = 0;
   /** @type {(dim: number, place: number) => void} */

@@ -3,21 +3,17 @@
 import { parseJson } from "./bundle.js";
 import { InputError, TokenizerError } from "./errors.js";
 
+/** @import { Bundle, Language, Message, Prompt } from "./types.d.ts" */
+/** @import { Source } from "./source.js" */
+
 const VENDOR = "../vendor/tokenizer.js";
 
-/**
- * @typedef {{role: string, content: string}} Message
- * @typedef {{encode: (text: string, options: {add_special_tokens: boolean}) => {ids: number[]},
- *   decode: (ids: number[], options: {skip_special_tokens: boolean}) => string}} Library
- */
+/** @typedef {{encode: (text: string, options: {add_special_tokens: boolean}) => {ids: number[]},
+ *   decode: (ids: number[], options: {skip_special_tokens: boolean}) => string}} Library */
 
 export class Tokenizer {
-  /**
-   * @param {import("./source.js").Source} source
-   * @param {import("./bundle.js").Bundle} bundle
-   * @param {import("./bundle.js").Language} language
-   * @param {AbortSignal} [signal]
-   */
+  /** @param {Source} source @param {Bundle} bundle
+   * @param {Language} language @param {AbortSignal} [signal] */
   static async open(source, bundle, language, signal) {
     let vendor;
     try {
@@ -47,11 +43,8 @@ export class Tokenizer {
     }
   }
 
-  /**
-   * @param {Library} library
-   * @param {{render: (values: object) => string} | null} template
-   * @param {Record<string, any>} config
-   */
+  /** @param {Library} library @param {{render: (values: object) => string} | null} template
+   * @param {Record<string, any>} config */
   constructor(library, template, config) {
     this.#library = library;
     this.#template = template;
@@ -67,10 +60,8 @@ export class Tokenizer {
     return this.#template !== null;
   }
 
-  /**
-   * @param {string} text
-   * @param {boolean} [special] whether the tokens that begin and end a text are added, as the tokenizer has them
-   */
+  /** @param {string} text
+   * @param {boolean} [special] whether the tokens that begin and end a text are added, as the tokenizer has them */
   encode(text, special = true) {
     return this.#library.encode(text, { add_special_tokens: special }).ids;
   }
@@ -80,10 +71,7 @@ export class Tokenizer {
     return ids.length ? this.#library.decode(ids, { skip_special_tokens: true }) : "";
   }
 
-  /**
-   * A chat as the model knows it, up to where its answer begins.
-   * @param {Message[]} messages
-   */
+  /** A chat as the model knows it, up to where its answer begins. @param {Message[]} messages */
   chat(messages) {
     if (!this.#template) throw new InputError("this model has no chat template; give it a text");
     /** @type {Record<string, unknown>} */
@@ -95,10 +83,7 @@ export class Tokenizer {
     return this.#template.render({ ...special, messages, add_generation_prompt: true });
   }
 
-  /**
-   * The tokens of a prompt: a text, a chat, or tokens.
-   * @param {string | Message[] | ArrayLike<number>} prompt
-   */
+  /** The tokens of a prompt: a text, a chat, or tokens. @param {Prompt} prompt */
   prompt(prompt) {
     if (typeof prompt === "string") return this.encode(prompt);
     const list = Array.from(/** @type {ArrayLike<unknown>} */ (prompt ?? []));
