@@ -32,7 +32,9 @@ function input({ dtype, shape, data, raw }) {
 const inputs = (given) => Object.fromEntries(Object.entries(given).map(([name, value]) => [name, input(value)]));
 
 const outputs = (found) =>
-  Object.fromEntries(Object.entries(found).map(([name, { data, shape, dtype }]) => [name, { data: textOf(data), shape, dtype }]));
+  Object.fromEntries(
+    Object.entries(found).map(([name, { data, shape, dtype }]) => [name, { data: textOf(data), shape, dtype }]),
+  );
 
 async function generated(model, { prompt, stopAfter, destroyAfter, abortAfter, ...options }) {
   const tokens = [];
