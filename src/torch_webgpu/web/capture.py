@@ -54,9 +54,10 @@ class Capture:
             what: its name in errors.
         """
         self._targets, self._what, self._fusion = targets, what, fusion
-        self._run = torch.compile(program, backend=self._compile, fullgraph=True)
+        self._run = torch.compile(_apart(program), backend=self._compile, fullgraph=True)
         self._plans: list[Plan] = []
         self._calls: list[tuple[CompiledGraph, list[Any], list[Any]]] = []
+        self._encoded = 0  # commands before the call's own
 
     def __call__(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], changing: Collection[tuple[torch.Tensor, int]] = ()
@@ -72,7 +73,7 @@ class Capture:
         for tensor, dim in changing:
             torch._dynamo.maybe_mark_dynamic(tensor, dim)
         self._plans, self._calls = [], []
-        encoded = _encoded()
+        self._encoded = _encoded()
         with (
             torch.inference_mode(False),
             torch.no_grad(),
@@ -82,7 +83,7 @@ class Capture:
             result = self._called(args, kwargs)
         if len(self._calls) != 1 or len(self._plans) != len(self._targets):
             raise ExportError(f"{self._what} computes nothing on the device for these arguments; nothing can be exported")
-        if _encoded() != encoded:
+        if _encoded() != self._encoded:
             raise ExportError(
                 f"{self._what} works on its inputs outside of its plan (it writes a view of one, say, or they overlap): "
                 "clone what it writes first"
@@ -114,6 +115,7 @@ class Capture:
                 return backend.compile_or_raise(module, inputs, self._fusion)
         finally:
             del backend.compiled[known:]  # they run nowhere
+            self._encoded = _encoded()  # tracing makes constants
 
     def plan(self, graph: CompiledGraph, metas: tuple[Any, ...]) -> Plan:
         """See ``executor.Elsewhere``."""
@@ -131,6 +133,16 @@ class Capture:
     def called(self, graph: CompiledGraph, inputs: list[Any], results: list[Any]) -> None:
         """See ``executor.Elsewhere``."""
         self._calls.append((graph, list(inputs), list(results)))
+
+
+def _apart(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program as a function with code of its own: what Dynamo keeps for it, by its code, ends with the capture."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return program(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 def _encoded() -> int:

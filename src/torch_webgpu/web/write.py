@@ -83,6 +83,8 @@ class Bundler:
         Raises:
             ExportError: for a folder that holds something else, or a plan that does not fit the targets.
         """
+        if folder.is_file():
+            raise ExportError(f"{folder} is a file; a bundle is a folder")
         if folder.exists() and any(folder.iterdir()) and not (folder / bundle.MANIFEST).is_file():
             raise ExportError(f"{folder} is not empty and holds no bundle; name another folder")
         aside = folder.with_name(folder.name + ".unfinished")
