@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -74,7 +73,11 @@ class Nested(nn.Module):
 
 #: Functions of tensors, and arguments in turn for one bundle.
 VALUES: dict[str, tuple[Callable[..., Any], tuple[tuple[Tensor, ...], ...], float]] = {
-    "pointwise": (lambda x, y: ((x * y + 1).relu(), x > y), ((numbers(3, 5), numbers(5)), (numbers(3, 5) * 9, -numbers(5))), 0.0),
+    "pointwise": (
+        lambda x, y: ((x * y + 1).relu(), x > y),
+        ((numbers(3, 5), numbers(5)), (numbers(3, 5) * 9, -numbers(5))),
+        0.0,
+    ),
     "linear": (mlp(), ((numbers(3, 24),), (numbers(3, 24) + 1,)), 1e-5),
     "conv": (small_conv(), ((numbers(2, 3, 9, 11),),), 1e-5),
     "embedding": (Embedding().eval(), ((torch.tensor([0, 9, 4]),),), 1e-6),
@@ -86,7 +89,11 @@ VALUES: dict[str, tuple[Callable[..., Any], tuple[tuple[Tensor, ...], ...], floa
     "float16": (mlp(torch.float16), ((numbers(3, 24, dtype=torch.float16),),), 4e-3),
     "bfloat16": (lambda x: (x * 3, x + x), ((numbers(3, 5, dtype=torch.bfloat16),),), 0.0),
     "bool": (lambda a, b: (a & ~b, a.sum(), a.any()), ((numbers(3, 7) > 0, numbers(3, 7) > 0.5),), 0.0),
-    "bytes": (lambda a, b: (a & b, a.to(torch.int64).sum(), a > 9), ((torch.arange(13).byte(), torch.arange(13).byte() * 3),), 0.0),
+    "bytes": (
+        lambda a, b: (a & b, a.to(torch.int64).sum(), a > 9),
+        ((torch.arange(13).byte(), torch.arange(13).byte() * 3),),
+        0.0,
+    ),
     "int32": (lambda a: (a * 7, a % 5), ((torch.tensor([-3, 2**31 - 1, 12], dtype=torch.int32),),), 0.0),
     "nested": (Nested().eval(), ((numbers(4, 6),),), 1e-6),
     "scalar": (lambda x, y: x.amax() * y, ((numbers(300), torch.tensor(2.5)),), 1e-6),
@@ -136,12 +143,27 @@ def _add_values(bundles: Bundles) -> None:
     ids = {"ids": packed(torch.tensor([0, 9, 4]))}
     export(Counter().eval(), {"x": numbers(3)}, bundles.folder / "counter")
     ones = {"x": packed(torch.ones(3))}
-    bundles.case("counter", "counter", {"run": ones}, {"run": ones}, {"together": [ones, ones]}, {"reload": 0}, {"run": ones})
+    bundles.case(
+        "counter", "counter", {"run": ones}, {"run": ones}, {"together": [ones, ones]}, {"reload": 0}, {"run": ones}
+    )
     export(drawn, {"x": torch.ones(5, 9)}, bundles.folder / "drawn")
     x = {"x": packed(torch.ones(5, 9))}
     bundles.case("drawn", "drawn", {"run": x}, {"run": x}, {"seed": 7}, {"run": x}, seed=7)
     bundles.case("thrice", "embedding", {"run": ids})
     _add_faults(bundles, ids, ones)
+
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def of_all(change: Change) -> Change:
+    """Changes every variant of a bundle."""
+
+    def changed(document: dict[str, Any]) -> None:
+        for variant in document["variants"]:
+            change(variant)
+
+    return changed
 
 
 def _add_faults(bundles: Bundles, ids: dict[str, Any], ones: dict[str, Any]) -> None:
@@ -157,7 +179,9 @@ def _add_faults(bundles: Bundles, ids: dict[str, Any], ones: dict[str, Any]) -> 
         {"ids": {"raw": {"data": [1, 2, 3], "shape": [2]}}},
     ]  # fmt: skip
     bundles.case("inputs", "embedding", *({"run": each} for each in wrong), {"run": {"ids": {"raw": [0, 9, 4]}}})
-    bundles.case("sizes", "sized", {"run": {"x": packed(numbers(5, 6))}}, {"run": {"x": packed(numbers(4, 6), shaped=False)}})
+    bundles.case(
+        "sizes", "sized", {"run": {"x": packed(numbers(5, 6))}}, {"run": {"x": packed(numbers(4, 6), shaped=False)}}
+    )
 
     def corrupt(change: Callable[[bytearray], None], file: str) -> Callable[[dict[str, Any]], None]:
         def changed(document: dict[str, Any]) -> None:
@@ -184,11 +208,11 @@ def _add_faults(bundles: Bundles, ids: dict[str, Any], ones: dict[str, Any]) -> 
     bundles.case("other", "other")
     bundles.spoilt("overfull", lambda d: d["buffers"][0]["data"][0].update(at=1 << 20))
     bundles.case("overfull", "overfull")
-    bundles.spoilt("feature", lambda d: [v.update(features=["shader-f99"]) for v in d["variants"]])
+    bundles.spoilt("feature", of_all(lambda v: v.update(features=["shader-f99"])))
     bundles.case("feature", "feature")
-    bundles.spoilt("large", lambda d: [v["limits"].update(maxBufferSize=1 << 45) for v in d["variants"]])
+    bundles.spoilt("large", of_all(lambda v: v["limits"].update(maxBufferSize=1 << 45)))
     bundles.case("large", "large")
-    bundles.spoilt("memory", lambda d: [v.update(memory=3 << 30) for v in d["variants"]])
+    bundles.spoilt("memory", of_all(lambda v: v.update(memory=3 << 30)))
     bundles.case("memory", "memory", memory=1 << 30)
 
 

@@ -35,7 +35,13 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".json": "application/json", ".html": "text/html", ".css": "text/css"}
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".json": "application/json",
+    ".html": "text/html",
+    ".css": "text/css",
+}
 
 
 class PortError(OSError):
@@ -75,7 +81,7 @@ class Page:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
 
-def folder_files(folder: Path) -> dict[str, bytes | Path]:
+def folder_files(folder: Path) -> dict[str, bytes]:
     """All files of a folder, by name."""
     return {entry.name: entry.read_bytes() for entry in folder.iterdir() if entry.is_file()}
 
