@@ -1,10 +1,13 @@
 /** What the image classifier of this folder sees in a picture, or in what the camera shows. */
 
 import { $, make, openModel } from "./gate.js";
+import { normalised, scaled } from "./picture.js";
 
 const BEST = 5;
 const canvas = $("canvas");
-const context = canvas.getContext("2d", { willReadFrequently: true });
+canvas.width = canvas.height = 768;
+const shown = canvas.getContext("2d");
+shown.imageSmoothingQuality = "high";
 /** @type {MediaStream | null} */
 let stream = null;
 let isBusy = false;
@@ -12,21 +15,15 @@ let isBusy = false;
 const model = await openModel();
 const image = model.bundle.image;
 const labels = await (await fetch(image.labels)).json();
-canvas.width = canvas.height = image.size;
 
-/** Draws the middle of a picture as the model takes it, and returns its pixels as the input. */
+/** Shows the middle of a picture, and returns all of it as the model's input. */
 function look(picture, width, height) {
-  // Scaled so that the shorter side has `resize` pixels, then cut to `size`: this part of the picture.
-  const side = (Math.min(width, height) * image.size) / image.resize;
-  context.imageSmoothingQuality = "high";
-  context.drawImage(picture, (width - side) / 2, (height - side) / 2, side, side, 0, 0, image.size, image.size);
-  const { data } = context.getImageData(0, 0, image.size, image.size);
-  const area = image.size * image.size;
-  const input = new Float32Array(3 * area);
-  for (let i = 0; i < area; i++) {
-    for (let c = 0; c < 3; c++) input[c * area + i] = (data[4 * i + c] / 255 - image.mean[c]) / image.deviation[c];
-  }
-  return input;
+  const side = Math.min(width, height);
+  shown.drawImage(picture, (width - side) / 2, (height - side) / 2, side, side, 0, 0, canvas.width, canvas.height);
+  const whole = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  whole.drawImage(picture, 0, 0);
+  const pixels = scaled(whole.getImageData(0, 0, width, height), image.resize, image.size);
+  return normalised(pixels, image.mean, image.deviation);
 }
 
 /** The likeliest classes with their probabilities. */
@@ -61,7 +58,9 @@ async function classify(picture, width, height) {
   try {
     const { [image.output]: scores } = await model.run({ [image.input]: look(picture, width, height) });
     show(best(scores.data));
-    $("status").textContent = `${Math.round(performance.now() - start)} ms from picture to result`;
+    const ms = performance.now() - start;
+    const time = ms < 2000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
+    $("status").textContent = `${time} from picture to result`;
   } catch (error) {
     $("status").textContent = error.message;
   }

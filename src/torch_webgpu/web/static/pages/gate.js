@@ -93,8 +93,8 @@ async function loading(gate) {
       },
     });
     gate.hidden = true;
-    const { adapter, software, memory, variant } = model.info;
-    $("adapter").textContent = `${adapter}${software ? ", which computes on the processor" : ""} · ${variant} kernels`;
+    const { adapter, software, memory } = model.info;
+    $("adapter").textContent = software ? `${adapter}: no GPU, it computes on the processor` : adapter;
     $("memory").textContent = `${megabytes(memory)} of GPU memory`;
     $("foot").hidden = false;
     return model;
