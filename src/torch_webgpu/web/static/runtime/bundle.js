@@ -1,4 +1,4 @@
-/** `bundle.json` and the plans of a variant: their types, and everything that is checked before they are used. */
+/** `bundle.json` and the plans of a variant, and everything that is checked before they are used. */
 
 import { BundleError, VersionError } from "./errors.js";
 
@@ -9,17 +9,7 @@ const FORMAT = "torch-webgpu-bundle";
 const VERSION = 1;
 
 /** Bytes of an element. @type {Record<DType, number>} */
-export const ITEM_SIZES = {
-  float32: 4,
-  float16: 2,
-  bfloat16: 2,
-  int64: 8,
-  int32: 4,
-  int16: 2,
-  int8: 1,
-  uint8: 1,
-  bool: 1,
-};
+export const ITEM_SIZES = { float32: 4, float16: 2, bfloat16: 2, int64: 8, int32: 4, int16: 2, int8: 1, uint8: 1, bool: 1 };
 
 /** @param {unknown} condition @param {string} message @returns {asserts condition} */
 function require(condition, message) {
@@ -55,13 +45,7 @@ export function checkBundle(found) {
   const { files, buffers, variants } = found;
   const lists = isObject(files) && Array.isArray(buffers) && Array.isArray(variants) && variants.length;
   require(lists, `${MANIFEST} lists no files, buffers or variants`);
-  const bundle = /** @type {Bundle} */ ({
-    messages: {},
-    language: null,
-    image: null,
-    about: {},
-    .../** @type {object} */ (found),
-  });
+  const bundle = /** @type {Bundle} */ (/** @type {unknown} */ (found));
   for (const [name, file] of Object.entries(bundle.files)) {
     const plain = /^[\w.+-]+(\/[\w.+-]+)*$/.test(name) && !name.split("/").includes("..");
     require(plain && isObject(file) && natural(file.size) && /^[0-9a-f]{64}$/.test(file.sha256), `${MANIFEST}: ${name}`);
@@ -84,11 +68,9 @@ export function checkBundle(found) {
   return bundle;
 }
 
-/**
- * A variant's plans, checked against the bundle and against the limits that a device grants.
+/** A variant's plans, checked against the bundle and against the limits that a device grants.
  * @param {unknown} found @param {string} name of the file @param {Bundle} bundle @param {Record<string, number>} limits
- * @returns {Plans}
- */
+ * @returns {Plans} */
 export function checkPlans(found, name, bundle, limits) {
   require(isObject(found) && Array.isArray(found.pipelines) && isObject(found.plans), `${name} holds no plans`);
   const plans = /** @type {Plans} */ (/** @type {unknown} */ (found));
@@ -105,9 +87,7 @@ export function checkPlans(found, name, bundle, limits) {
       const end = ITEM_SIZES[dtype] * (offset + extent(shape, strides));
       require(end <= (sizes[tensor.buffer] ?? -1), `${name}: ${plan}: ${tensor.name} lies outside of its buffer`);
     }
-    dispatches.forEach((dispatch, i) =>
-      checkDispatch(dispatch, `${name}: ${plan}: ${i}, ${dispatch.name},`, plans, sizes, limits),
-    );
+    for (const each of dispatches) checkDispatch(each, `${name}: ${plan}: ${each.name}`, plans, sizes, limits);
   }
   return plans;
 }

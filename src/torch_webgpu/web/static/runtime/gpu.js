@@ -1,6 +1,14 @@
 /** Adapter and device: the first variant of a bundle that this machine can run. */
 
-import { DeviceLostError, GpuError, MissingFeatureError, NoWebGpuError, TooLargeError, mebibytes } from "./errors.js";
+import {
+  DeviceLostError,
+  GpuError,
+  MissingFeatureError,
+  NoWebGpuError,
+  TooLargeError,
+  mebibytes,
+  messageOf,
+} from "./errors.js";
 
 /** @import { Bundle, PipelineFacts, Variant } from "./types.d.ts" */
 
@@ -45,11 +53,9 @@ export function chooseVariant(adapter, bundle) {
   throw new MissingFeatureError(`${text}. Update the browser and the driver, or export the model for such adapters`);
 }
 
-/**
- * Refuses a bundle that needs more memory than is known to be there.
+/** Refuses a bundle that needs more memory than is known to be there.
  * @param {Bundle} bundle @param {Variant} variant
- * @param {number | undefined} memory bytes that there are; where it is not given, what the browser tells of the machine
- */
+ * @param {number | undefined} memory bytes that there are; where it is not given, what the browser tells of the machine */
 export function checkMemory(bundle, variant, memory) {
   const told = /** @type {{deviceMemory?: number}} */ (globalThis.navigator ?? {}).deviceMemory;
   // Browsers tell at most 8 GB, whatever there is.
@@ -88,7 +94,6 @@ export class Gpu {
     this.queue = device.queue;
     /** @type {GPUDeviceLostInfo | null} */
     this.lost = null;
-    this.closed = false;
     this.description = describe(adapter, device);
     device.addEventListener("uncapturederror", (event) => {
       event.preventDefault();
@@ -110,7 +115,7 @@ export class Gpu {
       const device = await adapter.requestDevice({ requiredFeatures, requiredLimits: variant.limits });
       return new Gpu(adapter, device);
     } catch (error) {
-      throw new NoWebGpuError(`the GPU could not be opened: ${error instanceof Error ? error.message : error}`);
+      throw new NoWebGpuError(`the GPU could not be opened: ${messageOf(error)}`);
     }
   }
 
@@ -140,16 +145,9 @@ export class Gpu {
   async buffers(wanted, what) {
     this.device.pushErrorScope("validation");
     this.device.pushErrorScope("out-of-memory");
-    /** @type {GPUBuffer[]} */
-    const made = [];
-    let failure = "";
-    try {
-      for (const each of wanted) made.push(this.device.createBuffer(each));
-    } catch (error) {
-      failure = String(error);
-    }
+    const made = wanted.map((each) => this.device.createBuffer(each));
     const found = await Promise.all([this.device.popErrorScope(), this.device.popErrorScope()]);
-    failure ||= found.find(Boolean)?.message ?? "";
+    const failure = found.find(Boolean)?.message;
     if (!failure) return made;
     for (const buffer of made) buffer.destroy();
     this.check();
@@ -157,11 +155,6 @@ export class Gpu {
     throw new TooLargeError(
       `${what} needs ${total} of GPU memory, more than could be had: close other pages, use a smaller model (${failure})`,
     );
-  }
-
-  /** A buffer that its contents are read through. @param {number} size */
-  staging(size) {
-    return this.device.createBuffer({ label: "staging", size, usage: USAGE.MAP_READ | USAGE.COPY_DST });
   }
 
   /** The contents of a staging buffer, once what was submitted has run. @param {GPUBuffer} staging @param {number} size */
@@ -197,15 +190,11 @@ export class Gpu {
           done();
           return { pipeline, layout };
         } catch (error) {
-          const why = error instanceof Error ? error.message : error;
-          throw this.lost ? this.#loss() : new GpuError(`the kernel ${name} (${wgsl}) does not compile here: ${why}`);
+          this.check();
+          throw new GpuError(`the kernel ${name} (${wgsl}) does not compile here: ${messageOf(error)}`);
         }
       }),
     );
-  }
-
-  #loss() {
-    return new DeviceLostError(`the device was lost (${this.lost?.reason}): ${this.lost?.message}`);
   }
 
   /** @param {boolean[]} written */
@@ -223,7 +212,6 @@ export class Gpu {
 
   /** Gives everything back. */
   close() {
-    this.closed = true;
     this.device.destroy();
   }
 }

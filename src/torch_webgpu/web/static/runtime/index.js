@@ -12,28 +12,19 @@ import { Runtime } from "./runtime.js";
 import { Source } from "./source.js";
 import { Tokenizer } from "./tokenizer.js";
 
+export * from "./errors.js";
+
 /** @import { LoadOptions } from "./types.d.ts" */
 
-export * from "./errors.js";
 export { LanguageModel, Runtime };
 
-/**
- * A bundle on this machine's GPU, checked, all of it loaded. A language model is a `LanguageModel`.
+/** A bundle on this machine's GPU, checked, all of it loaded. A language model is a `LanguageModel`.
  * @param {string | URL} location of its folder: an address, or a path in Node
- * @param {LoadOptions} [options] @returns {Promise<Runtime>}
- */
+ * @param {LoadOptions} [options] @returns {Promise<Runtime>} */
 export async function load(location, options = {}) {
   const source = new Source(location);
   const bundle = await readBundle(source, options.signal);
   if (!bundle.language) return new Runtime(source, bundle, await Loaded.open(source, bundle, options), options);
   const tokenizer = await Tokenizer.open(source, bundle, bundle.language, options.signal);
   return new LanguageModel(source, bundle, await Loaded.open(source, bundle, options), options, tokenizer);
-}
-
-/** A language model of a bundle. @param {string | URL} location @param {LoadOptions} [options] */
-export async function loadLanguageModel(location, options = {}) {
-  const model = await load(location, options);
-  if (model instanceof LanguageModel) return model;
-  model.dispose();
-  throw new TypeError(`${model.bundle.name} is no language model; use load()`);
 }

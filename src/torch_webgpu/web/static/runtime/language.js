@@ -5,16 +5,13 @@ import { Random } from "./plan.js";
 import { Runtime } from "./runtime.js";
 import { encode } from "./tensors.js";
 
-/** @import { Bundle, Choice, GenerateOptions, Generated, Language, LoadOptions } from "./types.d.ts" */
-/** @import { Output, Prompt, Statistics, TensorFacts } from "./types.d.ts" */
-/** @import { Source } from "./source.js" */
-/** @import { Loaded } from "./loaded.js" */
-/** @import { Plan } from "./plan.js" */
-/** @import { Tokenizer } from "./tokenizer.js" */
+/** @import { Bundle, Choice, GenerateOptions, Generated, Language, LoadOptions, Loaded, Output } from "./types.d.ts" */
+/** @import { Plan, Prompt, Source, Statistics, TensorFacts, Tokenizer } from "./types.d.ts" */
 
 const GREEDY = 1e-6; // temperatures below are 0
 const LARGEST_BLOCK = 16; // tokens that are read together at most,
 const BLOCK_MS = 50; // as long as that takes no longer
+const NOTHING = { reused: 0, tokens: 0, firstMs: 0, totalMs: 0, tokensPerSecond: 0 };
 const MOST_LOSSES = 2; // of the device, in one generation
 
 export class LanguageModel extends Runtime {
@@ -57,10 +54,9 @@ export class LanguageModel extends Runtime {
     const room = this.language.length - ids.length + 1; // the last token is never looked at
     const most = Math.min(maxNewTokens, room);
     /** @type {Statistics} */
-    const statistics = {
-      promptTokens: ids.length, reused: 0, tokens: 0, firstMs: 0, totalMs: 0, tokensPerSecond: 0, end: "stopped",
-    }; // prettier-ignore
+    const statistics = { ...NOTHING, promptTokens: ids.length, end: "stopped" };
     this.statistics = statistics;
+    const drawn = random.counter;
     /** @type {number[]} */
     const done = [];
     for (let losses = 0; done.length < most;) {
@@ -82,6 +78,7 @@ export class LanguageModel extends Runtime {
       } catch (error) {
         if (!(error instanceof DeviceLostError) || ++losses > MOST_LOSSES || signal?.aborted) throw error;
         await this.reload(); // throws where it was disposed of
+        random.counter = drawn + BigInt(done.length * this.loaded.plan(choose.plan).uses); // what was queued is drawn anew
       }
     }
   }
@@ -93,9 +90,7 @@ export class LanguageModel extends Runtime {
     const wrong = ids.find((id) => !(Number.isInteger(id) && id >= 0 && id < vocabulary));
     if (wrong !== undefined) throw new InputError(`the prompt holds ${wrong}, which is no token of ${vocabulary}`);
     if (ids.length > length) {
-      throw new InputError(
-        `the prompt has ${ids.length} tokens, the cache holds ${length}: shorten it, or export with more`,
-      );
+      throw new InputError(`the prompt has ${ids.length} tokens, the cache holds ${length}: shorten it or export with more`);
     }
     if (!(Number.isInteger(maxNewTokens) && maxNewTokens > 0)) {
       throw new InputError(`maxNewTokens is a whole number of at least 1, not ${maxNewTokens}`);
@@ -105,8 +100,7 @@ export class LanguageModel extends Runtime {
   /** The plan that chooses tokens, its settings written. @param {GenerateOptions} options */
   #choice(options) {
     const { sampling, top_k: mostK, vocabulary, defaults, state } = this.language;
-    const chosen = options.temperature !== undefined;
-    const recommended = chosen ? {} : defaults;
+    const recommended = options.temperature === undefined ? defaults : {};
     const { temperature = defaults.temperature ?? 0, topK = recommended.top_k, topP = recommended.top_p } = options;
     if (!(temperature >= 0 && temperature < Infinity)) throw new InputError(`temperature is at least 0, not ${temperature}`);
     if (topP !== undefined && !(topP > 0 && topP <= 1)) throw new InputError(`topP is above 0 and at most 1, not ${topP}`);

@@ -2,13 +2,12 @@
 
 import { MANIFEST, checkBundle, checkPlans, parseJson } from "./bundle.js";
 import { BundleError } from "./errors.js";
-import { Gpu, STORAGE, checkMemory, chooseVariant, findAdapter } from "./gpu.js";
+import { Gpu, STORAGE, USAGE, checkMemory, chooseVariant, findAdapter } from "./gpu.js";
 import { Plan } from "./plan.js";
 import { Reading } from "./reading.js";
 
-/** @import { Bundle, Kernel, LoadOptions, Output, Plans, Progress, TensorFacts, Variant } from "./types.d.ts" */
-/** @import { Source } from "./source.js" */
-/** @import { Random } from "./plan.js" */
+/** @import { Bundle, Kernel, LoadOptions, Output, Plans, Progress, Random, Source, TensorFacts } from "./types.d.ts" */
+/** @import { Variant } from "./types.d.ts" */
 
 const PIECE = 16 << 20; // bytes of one write
 
@@ -25,18 +24,15 @@ export class Loaded {
     checkMemory(bundle, variant, memory);
     const made = new Loaded(bundle, variant, await Gpu.open(adapter, variant));
     const inner = new AbortController(); // ends what else is on its way once something went wrong
-    const stop = () => inner.abort(signal?.reason);
-    signal?.addEventListener("abort", stop, { once: true });
     try {
-      signal?.throwIfAborted();
-      await made.#fill(source, inner.signal, onProgress ?? (() => {}));
+      const ended = AbortSignal.any(signal ? [signal, inner.signal] : [inner.signal]);
+      await made.#fill(source, ended, onProgress ?? (() => {}));
       return made;
     } catch (error) {
       made.gpu.close();
       throw error;
     } finally {
-      stop();
-      signal?.removeEventListener("abort", stop);
+      inner.abort();
     }
   }
 
@@ -53,8 +49,8 @@ export class Loaded {
   #plans = new Map();
   /** @type {GPUBuffer[]} */
   #staging = [];
-  /** @type {Plans | undefined} */
-  #facts;
+  /** @type {Plans} */
+  facts = { pipelines: [], scratch: [], error: null, plans: {} };
   /** @type {Kernel[]} */
   #pipelines = [];
 
@@ -73,9 +69,8 @@ export class Loaded {
     const shards = [...new Set(bundle.buffers.flatMap((b) => b.data.map((part) => part.file)))];
     for (const name of [...shaders, ...shards]) progress.total += bundle.files[name].size;
     progress.allKernels = facts.pipelines.length;
-    const sizes = bundle.buffers.map(({ name, size }) => ({ label: name, size }));
-    facts.scratch.forEach((size, i) => sizes.push({ label: `scratch ${i}`, size }));
-    const wanted = sizes.map(({ label, size }) => ({ label, size, usage: STORAGE }));
+    const wanted = bundle.buffers.map(({ name, size }) => ({ label: name, size, usage: STORAGE }));
+    facts.scratch.forEach((size, i) => wanted.push({ label: `scratch ${i}`, size, usage: STORAGE }));
     this.buffers = await gpu.buffers(wanted, bundle.name);
     const compiling = this.#compile(facts, shaders, fetched, () => {
       progress.kernels++;
@@ -84,7 +79,7 @@ export class Loaded {
     compiling.catch(() => {}); // told below
     await this.#upload(shards, fetched);
     this.#pipelines = await compiling;
-    this.#facts = facts;
+    this.facts = facts;
     gpu.check();
   }
 
@@ -107,13 +102,13 @@ export class Loaded {
     };
     let next = start(shards[0]);
     for (const [i, name] of shards.entries()) {
-      const bytes = await next;
+      const bytes = /** @type {Uint8Array<ArrayBuffer>} */ (await next);
       next = start(shards[i + 1]);
       this.bundle.buffers.forEach((buffer, number) => {
-        for (const part of buffer.data.filter((p) => p.file === name && bytes)) {
+        for (const part of buffer.data.filter((p) => p.file === name)) {
           for (let done = 0; done < part.size; done += PIECE) {
             const size = Math.min(PIECE, part.size - done);
-            queue.writeBuffer(this.buffers[number], part.at + done, bytes ?? new Uint8Array(), part.offset + done, size);
+            queue.writeBuffer(this.buffers[number], part.at + done, bytes, part.offset + done, size);
           }
         }
       });
@@ -121,34 +116,27 @@ export class Loaded {
     }
   }
 
-  /** Names of all plans, with what they take and return. */
-  get planFacts() {
-    return this.#facts?.plans ?? {};
-  }
-
   /** @param {string} name */
   plan(name) {
     const known = this.#plans.get(name);
     if (known) return known;
-    const facts = this.#facts?.plans[name];
-    if (!this.#facts || !facts) throw new BundleError(`${this.bundle.name} has no plan ${name}; export the model again`);
-    const made = new Plan(name, facts, this.gpu, this.buffers, this.#pipelines, this.#facts.pipelines);
+    const facts = this.facts.plans[name];
+    if (!facts) throw new BundleError(`${this.bundle.name} has no plan ${name}; export the model again`);
+    const made = new Plan(name, facts, this.gpu, this.buffers, this.#pipelines, this.facts.pipelines);
     this.#plans.set(name, made);
     return made;
   }
 
-  /**
-   * Plans in one pass and one submit, and copies of what is to be read.
+  /** Plans in one pass and one submit, and copies of what is to be read.
    * @param {Plan[]} plans @param {Random} random @param {TensorFacts[]} [wanted] read after the plans
-   * @returns {() => Promise<Output[]>} waits and reads
-   */
+   * @returns {() => Promise<Output[]>} waits and reads */
   submit(plans, random, wanted) {
     const { device, queue } = this.gpu;
     const encoder = device.createCommandEncoder();
     const pass = encoder.beginComputePass();
     for (const plan of plans) plan.encode(pass, queue, random);
     pass.end();
-    const read = wanted ? new Reading(this, wanted, this.#facts?.error ?? null) : null;
+    const read = wanted ? new Reading(this, wanted, this.facts.error) : null;
     read?.encode(encoder);
     queue.submit([encoder.finish()]);
     return async () => read?.finish() ?? [];
@@ -157,7 +145,9 @@ export class Loaded {
   /** A staging buffer of so many bytes at least, of its own until it is given back. @param {number} size */
   takeStaging(size) {
     const i = this.#staging.findIndex((buffer) => buffer.size >= size);
-    return i < 0 ? this.gpu.staging(Math.max(256, 2 ** Math.ceil(Math.log2(size)))) : this.#staging.splice(i, 1)[0];
+    if (i >= 0) return this.#staging.splice(i, 1)[0];
+    const usage = USAGE.MAP_READ | USAGE.COPY_DST;
+    return this.gpu.device.createBuffer({ label: "staging", size: 2 ** Math.ceil(Math.log2(size + 256)), usage });
   }
 
   /** @param {GPUBuffer} buffer */

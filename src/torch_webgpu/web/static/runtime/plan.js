@@ -2,8 +2,7 @@
 
 import { USAGE } from "./gpu.js";
 
-/** @import { Kernel, PipelineFacts, PlanFacts } from "./types.d.ts" */
-/** @import { Gpu } from "./gpu.js" */
+/** @import { Gpu, Kernel, PipelineFacts, PlanFacts } from "./types.d.ts" */
 
 /** Seed and counter of random numbers: the stream that torch_webgpu draws after `manual_seed`. */
 export class Random {
@@ -22,23 +21,17 @@ export class Random {
 }
 
 export class Plan {
-  /**
-   * @param {string} name @param {PlanFacts} facts @param {Gpu} gpu
+  /** @param {string} name @param {PlanFacts} facts @param {Gpu} gpu
    * @param {GPUBuffer[]} buffers all of the bundle and the variant @param {Kernel[]} pipelines
-   * @param {PipelineFacts[]} pipelineFacts
-   */
+   * @param {PipelineFacts[]} pipelineFacts */
   constructor(name, facts, gpu, buffers, pipelines, pipelineFacts) {
     this.name = name;
-    this.facts = facts;
     this.inputs = facts.inputs;
     this.outputs = facts.outputs;
     /** @type {{at: number, uses: number}[]} */
     this.draws = [];
     const sizes = facts.dispatches.map((d) => pipelineFacts[d.pipeline].uniform);
-    const size = Math.max(
-      256,
-      sizes.reduce((sum, n) => sum + n, 0),
-    );
+    const size = sizes.reduce((sum, n) => sum + n, 256); // a buffer of no bytes cannot be bound
     const usage = USAGE.UNIFORM | USAGE.COPY_DST;
     this.uniform = gpu.device.createBuffer({ label: `uniforms of ${name}`, size, usage, mappedAtCreation: true });
     const words = new Uint32Array(this.uniform.getMappedRange());
@@ -55,13 +48,12 @@ export class Plan {
       return { pipeline, group, groups: dispatch.groups };
     });
     this.uniform.unmap();
+    this.uses = this.draws.reduce((sum, draw) => sum + draw.uses, 0);
   }
 
-  /**
-   * Appends the plan's dispatches to a pass; what they draw is fresh each time.
+  /** Appends the plan's dispatches to a pass; what they draw is fresh each time.
    * @param {GPUComputePassEncoder} pass @param {GPUQueue} queue what was submitted to it keeps its own draws
-   * @param {Random} random
-   */
+   * @param {Random} random */
   encode(pass, queue, random) {
     for (const { at, uses } of this.draws) queue.writeBuffer(this.uniform, at, random.draw(uses));
     for (const { pipeline, group, groups } of this.launches) {

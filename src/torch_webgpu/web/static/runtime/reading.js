@@ -4,17 +4,12 @@ import { ITEM_SIZES, extent } from "./bundle.js";
 import { KernelError } from "./errors.js";
 import { decode } from "./tensors.js";
 
-/** @import { TensorFacts } from "./types.d.ts" */
-/** @import { Loaded } from "./loaded.js" */
+/** @import { Loaded, TensorFacts } from "./types.d.ts" */
 
 const ERROR_BYTES = 16; // id, value (two words), size
 
-/** @param {number} n */
-const up = (n) => Math.ceil(n / 8) * 8;
-
 export class Reading {
-  /** @param {Loaded} loaded @param {TensorFacts[]} tensors
-   * @param {number | null} error buffer that kernels report in */
+  /** @param {Loaded} loaded @param {TensorFacts[]} tensors @param {number | null} error buffer that kernels report in */
   constructor(loaded, tensors, error) {
     this.loaded = loaded;
     this.error = error;
@@ -25,7 +20,7 @@ export class Reading {
       const start = Math.floor(first / 4) * 4;
       const size = Math.ceil((first + item * extent(tensor.shape, tensor.strides)) / 4) * 4 - start;
       const part = { tensor, start, size, at, shift: first - start };
-      at = up(at + size);
+      at = Math.ceil((at + size) / 8) * 8;
       return part;
     });
     this.size = at;

@@ -6,15 +6,13 @@ import { Loaded } from "./loaded.js";
 import { Random } from "./plan.js";
 import { encode, fits, given, taken } from "./tensors.js";
 
-/** @import { Bundle, Given, Input, LoadOptions, Output, PlanFacts, TensorFacts } from "./types.d.ts" */
-/** @import { Source } from "./source.js" */
+/** @import { Bundle, Given, Input, LoadOptions, Output, PlanFacts, Source, TensorFacts } from "./types.d.ts" */
 
 /** @param {TensorFacts[]} tensors */
 const listed = (tensors) => tensors.map((t) => `${t.name}: ${taken(t)}`).join("; ") || "none";
 
 export class Runtime {
-  /** @param {Source} source @param {Bundle} bundle @param {Loaded} loaded
-   * @param {LoadOptions} options */
+  /** @param {Source} source @param {Bundle} bundle @param {Loaded} loaded @param {LoadOptions} options */
   constructor(source, bundle, loaded, options) {
     this.bundle = bundle;
     this.loaded = loaded;
@@ -37,12 +35,7 @@ export class Runtime {
 
   /** What each plan takes and returns. */
   get plans() {
-    return this.loaded.planFacts;
-  }
-
-  /** Whether plans change buffers that later calls read. */
-  get stateful() {
-    return this.bundle.buffers.some((buffer) => buffer.role === "state");
+    return this.loaded.facts.plans;
   }
 
   /** Draws from now on what torch_webgpu draws after `torch.manual_seed`. @param {number | bigint} value */
@@ -50,14 +43,12 @@ export class Runtime {
     this.random = new Random(value);
   }
 
-  /**
-   * Runs the plan that takes inputs of these shapes. Calls may overlap; they run in order.
+  /** Runs the plan that takes inputs of these shapes. Calls may overlap; they run in order.
    *
    * After the loss of the device, a model without state is loaded again and runs; one with state throws.
    * @param {Record<string, Input>} [inputs]
    * @param {{plan?: string}} [options] the plan's name, where the inputs alone do not tell it
-   * @returns {Promise<Record<string, Output>>}
-   */
+   * @returns {Promise<Record<string, Output>>} */
   async run(inputs = {}, { plan } = {}) {
     this.check();
     const values = Object.entries(inputs).map(([name, value]) => /** @type {const} */ ([name, given(name, value)]));
@@ -65,8 +56,8 @@ export class Runtime {
     try {
       return await this.#once(chosen, new Map(values));
     } catch (error) {
-      if (!(error instanceof DeviceLostError) || this.#disposed) throw this.#explained(error);
-      if (this.stateful) throw this.#explained(error);
+      const remembers = this.bundle.buffers.some((buffer) => buffer.role === "state");
+      if (!(error instanceof DeviceLostError) || this.#disposed || remembers) throw this.#explained(error);
       await this.reload();
       return this.#once(chosen, new Map(values));
     }

@@ -1,11 +1,9 @@
 /** Where a bundle's files come from: an address, or a folder in Node. Every file is checked as it arrives. */
 
 import { MANIFEST } from "./bundle.js";
-import { CorruptFileError, DownloadError, NoWebGpuError } from "./errors.js";
+import { CorruptFileError, DownloadError, NoWebGpuError, messageOf } from "./errors.js";
 
 /** @import { FileFacts } from "./types.d.ts" */
-
-const MOST_MANIFEST = 64 << 20;
 
 /** @typedef {(bytes: number) => void} Arrived told how many bytes more there are */
 
@@ -24,12 +22,7 @@ export class Source {
   /** The manifest, of which neither size nor hash are known. @param {AbortSignal} [signal] */
   async manifest(signal) {
     const parts = [];
-    let size = 0;
-    for await (const part of this.#parts(MANIFEST, signal)) {
-      size += part.length;
-      if (size > MOST_MANIFEST) throw new CorruptFileError(`${MANIFEST} has more than ${MOST_MANIFEST} bytes`);
-      parts.push(part);
-    }
+    for await (const part of this.#parts(MANIFEST, signal)) parts.push(part);
     return new Uint8Array(await new Blob(parts).arrayBuffer());
   }
 
@@ -73,8 +66,9 @@ export class Source {
     } catch (error) {
       signal?.throwIfAborted();
       if (error instanceof DownloadError) throw error;
-      const why = error instanceof Error ? error.message : String(error);
-      throw new DownloadError(`${address.href} could not be fetched (${why}); look at the connection and try again`);
+      throw new DownloadError(
+        `${address.href} could not be fetched (${messageOf(error)}); look at the connection and try again`,
+      );
     }
   }
 
@@ -89,7 +83,7 @@ export class Source {
       }
     } catch (error) {
       signal?.throwIfAborted();
-      throw new DownloadError(`${path} could not be read: ${error instanceof Error ? error.message : error}`);
+      throw new DownloadError(`${path} could not be read: ${messageOf(error)}`);
     }
   }
 }

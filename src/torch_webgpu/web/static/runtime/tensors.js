@@ -18,25 +18,14 @@ const TAKEN = /** @type {Record<DType, string[]>} */ ({
   bool: ["Uint8Array"],
 });
 
-const RANGES = /** @type {Partial<Record<DType, [number, number]>>} */ ({
-  int32: [-(2 ** 31), 2 ** 31 - 1],
-  int16: [-(2 ** 15), 2 ** 15 - 1],
-  int8: [-128, 127],
-  uint8: [0, 255],
-  int64: [Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER],
-});
-
 /** @param {unknown} value @returns {value is TypedArray} */
 const isTyped = (value) => ArrayBuffer.isView(value) && !(value instanceof DataView);
 
 /** @param {object} value */
 const kindOf = (value) => value.constructor?.name ?? typeof value;
 
-/** A dtype's arrays, for people. @param {DType} dtype */
-const arrays = (dtype) => [...TAKEN[dtype], dtype === "bool" ? "an array of booleans" : "an array of numbers"].join(" or ");
-
 /** What a tensor takes, for people. @param {TensorFacts} t */
-export const taken = (t) => `${t.dtype} [${t.shape.join(", ")}] as ${arrays(t.dtype)}`;
+export const taken = (t) => `${t.dtype} [${t.shape.join(", ")}] as ${TAKEN[t.dtype].join(" or ")} or an array of numbers`;
 
 /** What was given as an input: its values in order, and its shape where that is known.
  * @param {string} name @param {unknown} value @returns {Given} */
@@ -103,11 +92,9 @@ export function encode({ flat }, tensor) {
   return bytes;
 }
 
-/**
- * A tensor's values, in order and without gaps.
+/** A tensor's values, in order and without gaps.
  * @param {ArrayBuffer} bytes @param {number} at where the tensor's first element lies in them @param {TensorFacts} tensor
- * @returns {Output}
- */
+ * @returns {Output} */
 export function decode(bytes, at, { dtype, shape, strides }) {
   const all = storage(dtype, bytes, at, extent(shape, strides));
   let data = all;
@@ -116,18 +103,15 @@ export function decode(bytes, at, { dtype, shape, strides }) {
     eachPlace(shape, strides, (place, i) => (data[i] = all[place]));
   }
   if (dtype === "float16") data = Float32Array.from(/** @type {Uint16Array} */ (data), halfToFloat);
-  else if (dtype === "bfloat16") data = widened(/** @type {Uint16Array} */ (data));
+  if (dtype === "bfloat16") data = new Float32Array(Uint32Array.from(data, (brain) => brain << 16).buffer);
   return { data: /** @type {Output["data"]} */ (data), shape: [...shape], dtype };
 }
 
-/**
- * A view of memory as a dtype's words.
+/** A view of memory as a dtype's words.
  * @param {DType} dtype @param {ArrayBuffer} bytes @param {number} at @param {number} length
- * @returns {any} of one of several classes, whose elements are numbers or big integers
- */
+ * @returns {any} of one of several classes, whose elements are numbers or big integers */
 function storage(dtype, bytes, at, length) {
-  if (dtype === "int64")
-    return new BigInt64Array(at % 8 ? bytes.slice(at, at + 8 * length) : bytes, at % 8 ? 0 : at, length);
+  if (dtype === "int64") return new BigInt64Array(bytes, at, length);
   if (dtype === "float32") return new Float32Array(bytes, at, length);
   if (dtype === "int32") return new Int32Array(bytes, at, length);
   if (dtype === "int16") return new Int16Array(bytes, at, length);
@@ -135,11 +119,9 @@ function storage(dtype, bytes, at, length) {
   return dtype === "uint8" || dtype === "bool" ? new Uint8Array(bytes, at, length) : new Uint16Array(bytes, at, length);
 }
 
-/**
- * How one value becomes a dtype's; null where an array is taken as it is.
+/** How one value becomes a dtype's; null where an array is taken as it is.
  * @param {TypedArray | Scalar[]} flat @param {TensorFacts} tensor
- * @returns {((value: any, place: number) => number | bigint) | null}
- */
+ * @returns {((value: any, place: number) => number | bigint) | null} */
 function converter(flat, tensor) {
   const { dtype } = tensor;
   const kind = kindOf(flat);
@@ -149,11 +131,12 @@ function converter(flat, tensor) {
   if (dtype === "int64" && kind === "Int32Array") return BigInt;
   if (isTyped(flat)) return null;
   if (dtype === "float32") return Number;
-  const [low, high] = /** @type {[number, number]} */ (RANGES[dtype]);
+  const low = dtype === "uint8" ? 0 : -(2 ** (8 * ITEM_SIZES[dtype] - 1));
+  const high = low + 2 ** (8 * ITEM_SIZES[dtype]) - 1;
   return (value, place) => {
     const number = Number(value);
     if (dtype === "int64" && typeof value === "bigint" && BigInt.asIntN(64, value) === value) return value;
-    if (!Number.isInteger(number) || number < low || number > high) {
+    if (!Number.isSafeInteger(number) || number < low || number > high) {
       throw new InputError(`input ${tensor.name} is ${dtype}, which value ${place}, ${value}, is not`);
     }
     return dtype === "int64" ? BigInt(value) : number;
@@ -213,9 +196,4 @@ export function floatToBrain(value) {
   float[0] = value;
   if (Number.isNaN(value)) return 0x7fc0 | ((bits[0] >>> 16) & 0x8000);
   return ((bits[0] + 0x7fff + ((bits[0] >>> 16) & 1)) >>> 16) & 0xffff;
-}
-
-/** @param {Uint16Array} brains */
-function widened(brains) {
-  return new Float32Array(Uint32Array.from(brains, (brain) => brain << 16).buffer);
 }

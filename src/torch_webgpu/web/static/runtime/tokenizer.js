@@ -1,10 +1,9 @@
 /** Text to tokens and back, through the library in `vendor/`. */
 
 import { parseJson } from "./bundle.js";
-import { InputError, TokenizerError } from "./errors.js";
+import { InputError, TokenizerError, messageOf } from "./errors.js";
 
-/** @import { Bundle, Language, Message, Prompt } from "./types.d.ts" */
-/** @import { Source } from "./source.js" */
+/** @import { Bundle, Language, Message, Prompt, Source } from "./types.d.ts" */
 
 const VENDOR = "../vendor/tokenizer.js";
 
@@ -12,8 +11,7 @@ const VENDOR = "../vendor/tokenizer.js";
  *   decode: (ids: number[], options: {skip_special_tokens: boolean}) => string}} Library */
 
 export class Tokenizer {
-  /** @param {Source} source @param {Bundle} bundle
-   * @param {Language} language @param {AbortSignal} [signal] */
+  /** @param {Source} source @param {Bundle} bundle @param {Language} language @param {AbortSignal} [signal] */
   static async open(source, bundle, language, signal) {
     let vendor;
     try {
@@ -28,59 +26,49 @@ export class Tokenizer {
     const files = language.files.map((name) => source.file(name, bundle.files[name], () => {}, signal));
     const contents = (await Promise.all(files)).map((bytes, i) => parseJson(language.files[i], bytes));
     const named = (/** @type {string} */ name) => contents[language.files.indexOf(name)];
-    const [tokens, config] = [
-      named("tokenizer.json"),
-      /** @type {Record<string, any>} */ (named("tokenizer_config.json") ?? {}),
-    ];
-    if (!tokens)
-      throw new TokenizerError(`${bundle.name} has no tokenizer.json; export the model again, with its tokenizer`);
+    const tokens = named("tokenizer.json");
+    const config = /** @type {Record<string, any>} */ (named("tokenizer_config.json") ?? {});
+    if (!tokens) throw new TokenizerError(`${bundle.name} has no tokenizer.json; export it again, with its tokenizer`);
     try {
       const template = language.template ? new vendor.Template(language.template) : null;
       return new Tokenizer(new vendor.Tokenizer(tokens, config), template, config);
     } catch (error) {
-      const why = error instanceof Error ? error.message : error;
-      throw new TokenizerError(`the tokenizer of ${bundle.name} is of a kind that the library cannot read: ${why}`);
+      throw new TokenizerError(
+        `the tokenizer of ${bundle.name} is of a kind that the library cannot read: ${messageOf(error)}`,
+      );
     }
   }
 
   /** @param {Library} library @param {{render: (values: object) => string} | null} template
    * @param {Record<string, any>} config */
   constructor(library, template, config) {
-    this.#library = library;
-    this.#template = template;
-    this.#config = config;
+    this.library = library;
+    this.template = template;
+    this.config = config;
   }
-
-  #library;
-  #template;
-  #config;
 
   /** Whether messages of a chat can be made into a prompt. */
   get chats() {
-    return this.#template !== null;
+    return this.template !== null;
   }
 
   /** @param {string} text
    * @param {boolean} [special] whether the tokens that begin and end a text are added, as the tokenizer has them */
   encode(text, special = true) {
-    return this.#library.encode(text, { add_special_tokens: special }).ids;
+    return this.library.encode(text, { add_special_tokens: special }).ids;
   }
 
   /** @param {number[]} ids */
   decode(ids) {
-    return ids.length ? this.#library.decode(ids, { skip_special_tokens: true }) : "";
+    return ids.length ? this.library.decode(ids, { skip_special_tokens: true }) : "";
   }
 
   /** A chat as the model knows it, up to where its answer begins. @param {Message[]} messages */
   chat(messages) {
-    if (!this.#template) throw new InputError("this model has no chat template; give it a text");
-    /** @type {Record<string, unknown>} */
-    const special = {};
-    for (const name of ["bos_token", "eos_token", "pad_token", "unk_token"]) {
-      const token = this.#config[name];
-      special[name] = token?.content ?? token ?? "";
-    }
-    return this.#template.render({ ...special, messages, add_generation_prompt: true });
+    if (!this.template) throw new InputError("this model has no chat template; give it a text");
+    const text = (/** @type {string} */ name) => this.config[name]?.content ?? this.config[name] ?? "";
+    const special = { bos_token: text("bos_token"), eos_token: text("eos_token") };
+    return this.template.render({ ...special, messages, add_generation_prompt: true });
   }
 
   /** The tokens of a prompt: a text, a chat, or tokens. @param {Prompt} prompt */

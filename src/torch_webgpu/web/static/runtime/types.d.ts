@@ -1,5 +1,12 @@
 /** What a bundle holds (the schema is torch_webgpu/web/bundle.py), and what the runtime takes and gives. */
 
+export type { Gpu } from "./gpu.js";
+export type { Loaded } from "./loaded.js";
+export type { Plan } from "./plan.js";
+export type { Random } from "./plan.js";
+export type { Source } from "./source.js";
+export type { Tokenizer } from "./tokenizer.js";
+
 export type DType = "float32" | "float16" | "bfloat16" | "int64" | "int32" | "int16" | "int8" | "uint8" | "bool";
 
 export interface FileFacts {
