@@ -11,7 +11,7 @@ import torch
 from .. import __version__
 from ..errors import ExportError
 from ..runtime import DescribedTarget
-from . import bundle
+from . import bundle, site
 from .build import DEFAULT_LIMITS, Storage, Storages, Variant, messages
 from .capture import Call
 from .shards import LIMIT, Shards, regions
@@ -75,6 +75,7 @@ class Bundler:
         *,
         shard: int = LIMIT,
         language: bundle.Language | None = None,
+        image: bundle.Image | None = None,
         files: dict[str, bytes] | None = None,
         about: dict[str, str] | None = None,
     ) -> bundle.Bundle:
@@ -91,7 +92,7 @@ class Bundler:
         shutil.rmtree(aside, ignore_errors=True)
         (aside / "wgsl").mkdir(parents=True)
         try:
-            made = self._fill(aside, name, shard, language, files or {}, about or {})
+            made = self._fill(aside, name, shard, language, image, files or {}, about or {})
             if folder.exists():
                 shutil.rmtree(folder)
             aside.rename(folder)
@@ -105,6 +106,7 @@ class Bundler:
         name: str,
         shard: int,
         language: bundle.Language | None,
+        image: bundle.Image | None,
         files: dict[str, bytes],
         about: dict[str, str],
     ) -> bundle.Bundle:
@@ -112,6 +114,7 @@ class Bundler:
         buffers = self._buffers(folder, shard)
         for file, content in files.items():
             (folder / file).write_bytes(content)
+        site.write(folder, "chat" if language else "classify" if image else "model")
         listed = {str(p.relative_to(folder)): bundle.digest(p) for p in sorted(folder.rglob("*")) if p.is_file()}
         made = bundle.Bundle(
             name=name,
@@ -121,6 +124,7 @@ class Bundler:
             variants=variants,
             messages=messages(),
             language=language,
+            image=image,
             about=about,
         )
         (folder / bundle.MANIFEST).write_text(made.model_dump_json())
