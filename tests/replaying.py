@@ -152,3 +152,35 @@ class Replayer:
         """All bytes of a buffer that has this name."""
         number = next(i for i, b in enumerate(self.bundle.buffers) if b.name == name)
         return bytes(self._device.queue.read_buffer(self._buffers[number]))
+
+
+def fill(replayer: Replayer, ids: list[int]) -> None:
+    """A prompt from an empty cache, in pieces, as the bundle's ``language`` says."""
+    language = replayer.bundle.language
+    assert language is not None
+    replayer.write(language.state["position"], torch.tensor(0))
+    replayer.write(language.state["count"], torch.tensor([0]))
+    at = 0
+    while at < len(ids):
+        fitting = [n for n in language.prompts if at + n <= language.length]
+        size = next((n for n in fitting if n >= len(ids) - at), fitting[-1] if fitting else 0)
+        piece = ids[at : at + max(size, 1)]
+        if size:
+            padded = torch.tensor([piece + [0] * (size - len(piece))])
+            replayer.run(f"prompt-{size}", ids=padded, size=torch.tensor([len(piece)]))
+        else:
+            replayer.write(language.state["token"], torch.tensor([piece]))
+            replayer.run("decode")
+        at += len(piece)
+
+
+def generate(replayer: Replayer, ids: list[int], count: int, choice: bundle.Choice = "greedy") -> list[int]:
+    """Continues a prompt by so many tokens."""
+    language = replayer.bundle.language
+    assert language is not None
+    fill(replayer, ids)
+    replayer.run(language.sampling[choice])
+    for _ in range(count - 1):
+        replayer.run("decode")
+        replayer.run(language.sampling[choice])
+    return [int(t) for t in replayer.read(language.state["tokens"])[:count]]

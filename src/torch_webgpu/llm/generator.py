@@ -87,7 +87,7 @@ class Generator:
         """
         from .cache import DecodeCache  # which needs transformers, as the module does not
 
-        _check_model(model)
+        check_model(model)
         limit = positions(model)
         if not isinstance(length, int) or length < 2 or (limit is not None and length > limit):
             raise ValueError(f"a cache of {length} tokens: between 2 and {limit or 'any number of'} are possible")
@@ -351,7 +351,8 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Raises ValueError for a model that cannot be generated from here."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} has an encoder; only decoders are generated from here: use model.generate")
     if model.device.type != "webgpu":

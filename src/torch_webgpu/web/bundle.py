@@ -23,6 +23,7 @@ Natural = Annotated[int, Field(ge=0)]
 Word = Annotated[int, Field(ge=0, lt=1 << 32)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 DTypeName = Literal["float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+Choice = Literal["greedy", "temperature", "top-p", "top-k"]
 
 
 class _Model(BaseModel):
@@ -173,7 +174,7 @@ class Language(_Model):
     length: Natural
     vocabulary: Natural
     prompts: list[Natural]
-    sampling: dict[Literal["greedy", "temperature", "top-p", "top-k"], str]
+    sampling: dict[Choice, str]
     top_k: Natural
     state: dict[Literal["token", "tokens", "count", "position", "logits", "temperature", "top_k", "top_p"], Tensor]
     cache: list[Natural]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ExportError
-from ..llm.generator import end_tokens, positions, uncollected
+from ..llm.generator import check_model, end_tokens, positions, uncollected
 from ..llm.sampling import candidates, draw, likeliest
 from . import bundle
 from .build import Storages, described
@@ -23,7 +23,6 @@ from .shards import LIMIT
 from .write import VARIANTS, Bundler, Extras, Progress, check_folder, targets
 
 Weights = Literal["f32", "f16", "int8", "int4"]
-Choice = Literal["greedy", "temperature", "top-p", "top-k"]
 
 CONTEXT = 1024  # tokens of the cache, unless the model has fewer positions
 PROMPTS = (16, 128)  # tokens that a prompt plan takes; each is traced on its own, which is faster than once for all sizes
@@ -80,6 +79,7 @@ def export_llm(
         model = _converted(model, dtype)
     else:
         model, tokenizer = _loaded(model, dtype or "f32")
+    check_model(model)
     size = _context(model, context)
     steps = Steps(model, size)
     title = name or Path(source).stem or type(model).__name__
@@ -89,14 +89,14 @@ def export_llm(
         _capture(steps, sizes, bundler, lambda program: Capture(program, towards, title), tell)
     files, template = _tokenizer(tokenizer)
     facts = {"architecture": type(model).__name__, "dtype": dtype or str(model.dtype).removeprefix("torch.")}
-    facts |= {"parameters": str(sum(p.numel() for p in model.parameters())), "source": source} if source else {}
+    facts |= {"source": source} if source else {}
 
     def language(storages: Storages) -> bundle.Language:
         return bundle.Language(
             length=size,
             vocabulary=steps.vocabulary,
             prompts=sizes,
-            sampling={choice: f"sample-{choice}" for choice in get_args(Choice)},
+            sampling={choice: f"sample-{choice}" for choice in get_args(bundle.Choice)},
             top_k=steps.most,
             state={what: described(what, storages.number(t), t) for what, t in steps.state.items()},  # type: ignore[misc]
             cache=[storages.number(t) for t in steps.caches.values()],
@@ -122,7 +122,7 @@ def _capture(steps: Steps, sizes: list[int], bundler: Bundler, capture: Callable
         inputs = {"ids": ids, "size": torch.ones(1, dtype=torch.int64, device="webgpu")}
         bundler.add(f"prompt-{size}", capture(steps.prompt)((), inputs), inputs)
     tell("sampling", 0.8)
-    for choice in get_args(Choice):
+    for choice in get_args(bundle.Choice):
         bundler.add(f"sample-{choice}", capture(getattr(steps, choice.replace("-", "_")))((), {}))
 
 
