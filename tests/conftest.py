@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import tempfile
@@ -78,11 +77,6 @@ def recipes_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_sessionstart() -> None:
     """Without an adapter the run fails, it never skips."""
-    import torch._logging
-
-    # pytest gives its handlers to loggers that do not propagate, and PyTorch writes its trace for whoever listens: every
-    # graph in full, many times.
-    logging.getLogger("torch.__trace").propagate = True
     try:
         _adapter()
     except Exception as e:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor, nn
 
 from torch_webgpu.errors import ExportError
 from torch_webgpu.web import bundle, export
-from torch_webgpu.web.capture import Capture
-from torch_webgpu.web.write import Bundler, targets
 
 pytestmark = pytest.mark.once  # kernels are chosen for devices that are elsewhere, and replayed by another package
 
@@ -50,6 +47,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def constants(x: Tensor) -> Tensor:
+    return x + torch.tensor([1.0, 2.0, 3.0], device=x.device) * torch.arange(3, device=x.device)
+
+
+class Kept(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(numbers(4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, self.weight
+
+
+BYTES = torch.arange(13).byte()
+
+
 class Nested(nn.Module):
     def forward(self, x: Tensor, scale: float = 2.0) -> dict[str, Any]:
         return {"twice": x * scale, "parts": (x[1:], x.t()), "same": x}
@@ -64,9 +77,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
     "attention": (attend, (numbers(1, 2, 6, 8), numbers(1, 2, 6, 8), numbers(1, 2, 6, 8)), 1e-5),
     "indexing": (lambda x, i: (x[i], x.gather(0, i + 2), x.argsort()), (numbers(7), torch.tensor([1, 4, -2])), 0.0),
     "int64": (lambda i: (i * 3 + (1 << 40), i.cumsum(0), i // 7), (torch.tensor([5, -(1 << 35), (1 << 33) + 1]),), 0.0),
-    "bytes": (lambda a, b: (a & b, a.to(torch.int64).sum(), (a > 9)), (torch.arange(13).byte(), torch.arange(13).byte() * 3), 0.0),
+    "bytes": (lambda a, b: (a & b, a.to(torch.int64).sum(), (a > 9)), (BYTES, BYTES * 3), 0.0),
     "views": (lambda x: (x.t() + 1, x[1:, ::2]), (numbers(4, 6),), 0.0),
-    "constants": (lambda x: x + torch.tensor([1.0, 2.0, 3.0], device=x.device) * torch.arange(3, device=x.device), (numbers(3),), 0.0),
+    "constants": (constants, (numbers(3),), 0.0),
+    "input returned": (lambda x, y: (x + 1, y), (numbers(3), numbers(4)), 0.0),
+    "weight returned": (Kept().eval(), (numbers(3),), 0.0),
     "scalar": (lambda x: x.amax() - x.mean(), (numbers(300),), 1e-6),
     "long": (lambda x: torch.cat([x.sum(0, keepdim=True), x.sort(0).values]), (numbers(3000, 2),), 1e-4),
 }  # fmt: skip
@@ -111,6 +126,10 @@ def test_efficientnet(tmp_path: Path) -> None:
 
 class Mean(nn.Module):
     """The mean of all rows so far; what it keeps is written in place, some of it in part."""
+
+    total: Tensor
+    rows: Tensor
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +188,7 @@ def test_kernels_report(tmp_path: Path) -> None:
 def test_sizes(tmp_path: Path) -> None:
     """A plan for each size, ascending; dimensions change together, and all share their buffers."""
     program = lambda x, y: (x @ y).relu().sum(0)  # noqa: E731
-    sizes = {"x": {0: (9, 2, 4)}, "y": {1: (3, 6, 5)}}
+    sizes: dict[str, Any] = {"x": {0: (9, 2, 4)}, "y": {1: (3, 6, 5)}}
     made = export(program, (numbers(4, 8), numbers(8, 5)), tmp_path / "out", dynamic=sizes)
     replayer = Replayer(tmp_path / "out")
     shapes = {name: [t.shape for t in plan.inputs] for name, plan in replayer.plans.items()}
@@ -180,7 +199,7 @@ def test_sizes(tmp_path: Path) -> None:
         compare(replayer.run(name, x=x, y=y), [program(x, y)], 1e-5)
 
 
-WRONG_SIZES = {
+WRONG_SIZES: dict[str, tuple[Any, str]] = {
     "name": ({"z": {0: (1, 2)}}, r"'z' is no tensor among the inputs \(x, y\)"),
     "constant": ({"k": {0: (1, 2)}}, "'k' is no tensor"),
     "dimension": ({"x": {2: (1, 2)}}, "x has 2 dimensions"),
@@ -212,7 +231,8 @@ def test_files(tmp_path: Path) -> None:
     """All that is there is listed and checked; shards are safetensors files of the size asked for."""
     from safetensors.torch import load_file
 
-    model = nn.Sequential(nn.Linear(256, 300), nn.Linear(300, 3)).eval()
+    first = nn.Linear(256, 300)
+    model = nn.Sequential(first, nn.Linear(300, 3)).eval()
     made = export(model, numbers(2, 256), tmp_path / "out", shard_bytes=128 << 10, name="two layers", about={"a": "b"})
     assert (made.name, made.about) == ("two layers", {"a": "b"})
     files = {str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*") if p.is_file()}
@@ -221,7 +241,7 @@ def test_files(tmp_path: Path) -> None:
     assert len(shards) > 4 and all(made.files[s].size <= 128 << 10 for s in shards)
     stored = {k: v for s in shards for k, v in load_file(tmp_path / "out" / s).items()}
     whole = torch.cat([stored[k] for k in sorted(k for k in stored if k.startswith("0.weight"))])
-    torch.testing.assert_close(whole, model[0].weight.detach(), rtol=0, atol=0)
+    torch.testing.assert_close(whole, first.weight.detach(), rtol=0, atol=0)
     assert bundle.read(tmp_path / "out") == made
     x = numbers(2, 256)
     compare(Replayer(tmp_path / "out").run(input=x), [model(x)], 1e-5)

@@ -23,6 +23,10 @@ SMALLEST_SUBGROUP = 4
 #: What every WebGPU device grants.
 DEFAULT_LIMITS = SPEC_LIMITS | {"maxBufferSize": 256 << 20}
 _ERROR_BYTES = 256
+_LARGEST = (
+    "a buffer of the target at most {largest}; export with smaller sizes, a smaller dtype or quantised weights, or for a "
+    "target that allows more: limits={{'maxBufferSize': {size}}}"
+)
 
 
 def rounded(size: int) -> int:
@@ -77,6 +81,7 @@ class Storages:
         tensors = [t for t in call.inputs if isinstance(t, torch.Tensor)]
         names = dict(zip((id(t) for t in call.inputs), call.names, strict=False))
         bound = {b.ref for plan in call.plans for d in plan.dispatches for b in d.bindings if b.ref < REF_OUTPUT}
+        bound |= {output[0] for plan in call.plans for output in plan.recipe[0] if 0 <= output[0] < REF_OUTPUT}
         written = {b.ref for plan in call.plans for d in plan.dispatches for b in d.bindings if b.written}
         for ref in sorted(bound):
             t = tensors[ref]
@@ -88,6 +93,12 @@ class Storages:
                 continue
             name = self._names.get(_place(t)) or names.get(id(t)) or "constant"
             self._add(t, name, "state" if ref in written else "weight")
+        for leaf in pytree.tree_leaves(call.result):  # what it hands back as it was
+            if isinstance(leaf, torch.Tensor) and key_of(leaf) in here:
+                name = here[key_of(leaf)]
+                self._add_input(name, inputs[name])
+            elif isinstance(leaf, torch.Tensor) and (known := self._names.get(_place(leaf))) is not None:
+                self._add(leaf, known, "weight")
 
     def _add_input(self, name: str, t: torch.Tensor) -> None:
         size = rounded(t.untyped_storage().nbytes())
@@ -152,9 +163,10 @@ class Variant:
         for k, output in enumerate(outputs):
             if output[0] < 0:
                 itemsize = wgsl.DTYPES[output[1]].itemsize
-                self._room("output", k, itemsize * (1 + sum((n - 1) * s for n, s in zip(*output[2:4], strict=True))))
+                extent = itemsize * (1 + sum((n - 1) * s for n, s in zip(*output[2:4], strict=True)))
+                self._check(f"{name}: results of {list(output[2])}", self._room("output", k, extent))
         for k, size in enumerate(arenas):
-            self._room("arena", k, size)
+            self._check(f"{name}: intermediate results", self._room("arena", k, size))
         names = [d.name for d in call.plans[self._index].dispatches]
         self.plans[name] = bundle.Plan(
             inputs=[described(n, self._persistent(t), t) for n, t in inputs.items() if self._storages.of(t) is not None],
@@ -173,6 +185,12 @@ class Variant:
             self._sizes.append(0)
         self._sizes[number] = max(self._sizes[number], rounded(size))
         return self._first + number
+
+    def _check(self, what: str, number: int) -> None:
+        """Raises ExportError for a scratch buffer that the target cannot make."""
+        size, largest = self._sizes[number - self._first], self._target.limits["maxBufferSize"]
+        if size > largest:
+            raise ExportError(f"{what} need {size} bytes, {_LARGEST.format(largest=largest, size=size)}")
 
     def _locate(self, ref: int, call: Call) -> tuple[int, int, int]:
         """Buffer, its size, and the bytes from its start, of what a plan refers to."""
@@ -263,11 +281,8 @@ class Variant:
         largest = self._target.limits["maxBufferSize"]
         for storage in self._storages.unique():
             if storage.size > largest:
-                raise ExportError(
-                    f"{storage.name} takes {storage.size} bytes, a buffer of the target at most {largest}; export with a "
-                    "smaller dtype or quantised weights, or for a target that allows more: limits={'maxBufferSize': "
-                    f"{storage.size}}}"
-                )
+                advice = _LARGEST.format(largest=largest, size=storage.size)
+                raise ExportError(f"{storage.name} takes {storage.size} bytes, {advice}")
         pipelines = []
         for shader in self._target.shaders:
             code = ("enable subgroups;\n" if wgsl.uses_subgroups(shader.code) else "") + shader.code

@@ -151,8 +151,8 @@ class Language(_Model):
     is padding. It appends the tokens to the cache, at ``position``, moves that on by ``size``, and leaves ``logits`` of the
     last token. ``decode`` does so with the one in ``token``. A plan of ``sampling`` then chooses from ``logits``, and leaves
     its choice in ``token`` and in ``tokens`` at ``count``, which it moves on by one. So a text is: zeros to ``position`` and
-    ``count``, the prompt in pieces, a choice; then ``decode`` and a choice again and again. ``prompt-N`` needs ``position`` +
-    N ≤ ``length``; where no N fits, the rest of the prompt goes token by token through ``token`` and ``decode``. After an
+    ``count``, the prompt in pieces, a choice; then ``decode`` and a choice again and again. ``prompt-N`` needs ``position``
+    + N ≤ ``length``; where no N fits, the rest of the prompt goes token by token through ``token`` and ``decode``. After an
     error of a plan the cache may hold NaN: the buffers of ``cache`` must be zeroed.
 
     Attributes:

@@ -20,6 +20,7 @@ from ..errors import ExportError, ShaderError
 from ..runtime import DescribedTarget, targeting
 
 MOST_SIZES = 64  # of one program
+_ON_CPU = "tensors that it reads are on the CPU; move the model, its inputs and all else with .to('webgpu')"
 _WAY_OUT = "write it with ops that are on the device (`torch-webgpu explain` shows which), or export the model without it"
 
 
@@ -78,10 +79,13 @@ class Capture:
             torch.inference_mode(False),
             torch.no_grad(),
             planned_elsewhere(self),
-            torch._dynamo.config.patch(recompile_limit=MOST_SIZES),
+            torch._dynamo.config.patch(
+                recompile_limit=MOST_SIZES, automatic_dynamic_shapes=False, assume_static_by_default=True
+            ),
         ):
             result = self._called(args, kwargs)
-        if len(self._calls) != 1 or len(self._plans) != len(self._targets):
+        planned = len(self._calls) == 1 and len(self._plans) == len(self._targets)
+        if not planned or not any(plan.dispatches for plan in self._plans):
             raise ExportError(f"{self._what} computes nothing on the device for these arguments; nothing can be exported")
         if _encoded() != self._encoded:
             raise ExportError(
@@ -103,12 +107,14 @@ class Capture:
             inner = e.inner_exception
             raise inner if isinstance(inner, ExportError) else ExportError(f"{self._what}: {inner}") from e
         except TorchDynamoException as e:
+            if "device mismatch" in str(e):
+                raise ExportError(f"{self._what}: {_ON_CPU}") from e
             text = str(e).strip().split("\n\n")[0].replace("\n", " ")
             raise ExportError(f"{self._what} is not one graph, part of it needs Python: {text}") from e
 
     def _compile(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
         if lives_on_cpu(module):
-            raise ExportError(f"{self._what}: its tensors are on the CPU; move the model and the inputs with .to('webgpu')")
+            raise ExportError(f"{self._what}: {_ON_CPU}")
         known = len(backend.compiled)
         try:
             with plan_cache.bypassed():

@@ -39,9 +39,10 @@ def export(
     are chosen for the limits and features of the target, not of this machine.
 
     Args:
-        program: a module in evaluation mode (compiled or not, on any device: a copy of it is moved), or a function of tensors.
-        example_inputs: positional arguments as a tuple, or keywords as a dictionary: tensors of the shapes and dtypes that the
-            bundle takes, and constants.
+        program: a module in evaluation mode (compiled or not, on any device: a copy of it is moved), or a function of
+            tensors.
+        example_inputs: positional arguments as a tuple, or keywords as a dictionary: tensors of the shapes and dtypes that
+            the bundle takes, and constants.
         folder: made, or replaced where it holds a bundle.
         dynamic: sizes that dimensions may have, by input and dimension: ``{"ids": {1: (16, 64)}}``. The bundle holds a plan
             for each; the n-th sizes of several dimensions go together. The example's own size is not added.

@@ -38,7 +38,7 @@ def regions(named: Sequence[tuple[str, torch.Tensor]]) -> list[Region]:
     """
     found: list[Region] = []
     for name, t in sorted(named, key=lambda item: (item[1].storage_offset(), -item[1].nbytes, item[0])):
-        at = t.storage_offset() * t.itemsize
+        at = int(t.storage_offset()) * t.itemsize
         if any(r.at == at and r.tensor.shape == t.shape and r.tensor.dtype == t.dtype for r in found):
             continue  # one tensor under two names
         found.append(Region(name, t.detach(), at))
