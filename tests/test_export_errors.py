@@ -101,7 +101,7 @@ def bundle_for(program: Callable[..., Any], tensors: dict[str, Tensor], folder: 
     towards = [DescribedTarget((), DEFAULT_LIMITS | limits)]
     inputs = {name: t.to("webgpu") for name, t in tensors.items()}
     parameters = {k: p for k, p in inputs.items() if k.startswith("weight")}
-    bundler = Bundler(towards, parameters)
+    bundler = Bundler(towards, lambda: parameters)
     call = Capture(program, towards, "program")((), inputs)
     bundler.add("run", call, {k: t for k, t in inputs.items() if k not in parameters})
     return bundler.write(folder, "program")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .exporter import export
+    from .language import export_llm
 
-__all__ = ["export"]
+_HOMES = {"export": ".exporter", "export_llm": ".language"}
+__all__ = ["export", "export_llm"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "export":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return import_module(".exporter", __name__).export
+    return getattr(import_module(_HOMES[name], __name__), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.utils import _pytree as pytree
@@ -44,7 +44,7 @@ class Storage:
 
     number: int
     size: int
-    role: str = "weight"
+    role: Literal["weight", "state", "input"] = "weight"
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
     @property
@@ -108,7 +108,7 @@ class Storages:
         known.size = max(known.size, size)
         self.found[key_of(t)] = known
 
-    def _add(self, t: torch.Tensor, name: str, role: str) -> None:
+    def _add(self, t: torch.Tensor, name: str, role: Literal["weight", "state"]) -> None:
         known = self.found.get(key_of(t))
         if known is None:
             size = rounded(t.untyped_storage().nbytes())
@@ -122,6 +122,10 @@ class Storages:
     def unique(self) -> list[Storage]:
         """Each storage once, by number."""
         return sorted({id(s): s for s in self.found.values()}.values(), key=lambda s: s.number)
+
+    def number(self, t: torch.Tensor) -> int:
+        """The number of the buffer that a tensor lies in, which some plan binds or is state."""
+        return self.found[key_of(t)].number
 
     def of(self, t: torch.Tensor) -> Storage | None:
         """The storage of a tensor, if a plan binds it."""
@@ -169,15 +173,12 @@ class Variant:
             self._check(f"{name}: intermediate results", self._room("arena", k, size))
         names = [d.name for d in call.plans[self._index].dispatches]
         self.plans[name] = bundle.Plan(
-            inputs=[described(n, self._persistent(t), t) for n, t in inputs.items() if self._storages.of(t) is not None],
+            inputs=[
+                described(n, self._storages.number(t), t) for n, t in inputs.items() if self._storages.of(t) is not None
+            ],
             outputs=self._outputs(name, call, outputs, returned),
             dispatches=[self._dispatch(n, step, call) for n, step in zip(names, steps, strict=True)],
         )
-
-    def _persistent(self, t: torch.Tensor) -> int:
-        storage = self._storages.of(t)
-        assert storage is not None
-        return storage.number
 
     def _room(self, what: str, k: int, size: int) -> int:
         number = self._scratch.setdefault((what, k), len(self._sizes))

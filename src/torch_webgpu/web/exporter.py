@@ -15,7 +15,7 @@ from ..errors import ExportError
 from . import bundle
 from .capture import MOST_SIZES, Capture
 from .shards import LIMIT
-from .write import VARIANTS, Bundler, targets
+from .write import VARIANTS, Bundler, Extras, check_folder, targets
 
 Dynamic = Mapping[str, Mapping[int, Sequence[int]]]
 
@@ -57,6 +57,7 @@ def export(
             tensors, and a folder that holds something else.
         ValueError: for a wrong ``dynamic``.
     """
+    check_folder(Path(folder))
     program = _uncompiled(program)
     title = name or (
         type(program).__name__ if isinstance(program, nn.Module) else str(getattr(program, "__name__", "program"))
@@ -64,16 +65,16 @@ def export(
     if isinstance(program, nn.Module):
         if program.training:
             raise ExportError(f"{title} is in training mode; call .eval() first")
-        program = _on_device(program)
+        program = on_device(program)
     given = _named(program, example_inputs)
     towards = targets(limits, variants, rasteriser)
     capture = Capture(program, towards, title)
-    bundler = Bundler(towards, _parameters(program))
+    bundler = Bundler(towards, lambda: parameters(program))
     for number, (arguments, changing) in enumerate(_sizes(given, dynamic or {})):
         tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}
         call = capture((), arguments, [(tensors[n], dim) for n, dim in changing])
         bundler.add("run" if number == 0 else f"run-{number + 1}", call, tensors)
-    return bundler.write(Path(folder), title, shard=shard_bytes, about=about)
+    return bundler.write(Path(folder), title, Extras(about=about or {}), shard=shard_bytes)
 
 
 def _uncompiled(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,12 +85,14 @@ def _uncompiled(program: Callable[..., Any]) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _on_device(module: nn.Module) -> nn.Module:
+def on_device(module: nn.Module) -> nn.Module:
+    """The module, or a copy of it where it is elsewhere."""
     found = {t.device.type for t in (*module.parameters(), *module.buffers())}
     return module if found <= {"webgpu"} else copy.deepcopy(module).to("webgpu")
 
 
-def _parameters(program: Any) -> dict[str, torch.Tensor]:
+def parameters(program: Any) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by name; none of a function."""
     if not isinstance(program, nn.Module):
         return {}
     return {**dict(program.named_parameters()), **dict(program.named_buffers())}

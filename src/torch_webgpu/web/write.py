@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -45,17 +46,53 @@ def targets(
     return found
 
 
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a bundle holds beside plans and weights.
+
+    Attributes:
+        files: contents by name.
+        language: made of the storages, since it names buffers.
+    """
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
+    language: Callable[[Storages], bundle.Language] | None = None
+    image: bundle.Image | None = None
+
+    @property
+    def page(self) -> site.Kind:
+        """The page that shows the bundle."""
+        return "chat" if self.language else "classify" if self.image else "model"
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ExportError for a folder that holds something else than a bundle."""
+    if folder.is_file():
+        raise ExportError(f"{folder} is a file; a bundle is a folder")
+    if folder.exists() and any(folder.iterdir()) and not (folder / bundle.MANIFEST).is_file():
+        raise ExportError(f"{folder} is not empty and holds no bundle; name another folder")
+
+
 class Bundler:
     """Collects calls, then writes them."""
 
     def __init__(
         self,
         towards: Sequence[DescribedTarget],
-        named: dict[str, torch.Tensor],
+        named: Callable[[], dict[str, torch.Tensor]],
         state: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """See ``Storages``; ``towards`` are those that the calls were captured for."""
-        self.storages = Storages(named, state or {})
+        """See ``Storages``.
+
+        Args:
+            towards: what the calls were captured for.
+            named: called when all of them were: capturing lays some parameters out anew.
+        """
+        self._named, self._state = named, state or {}
         self._targets = towards
         self._calls: list[tuple[str, Call, dict[str, torch.Tensor]]] = []
 
@@ -65,34 +102,28 @@ class Bundler:
         Args:
             inputs: what a runtime hands over for it.
         """
-        self.storages.add(call, inputs or {})
         self._calls.append((name, call, inputs or {}))
 
     def write(
-        self,
-        folder: Path,
-        name: str,
-        *,
-        shard: int = LIMIT,
-        language: bundle.Language | None = None,
-        image: bundle.Image | None = None,
-        files: dict[str, bytes] | None = None,
-        about: dict[str, str] | None = None,
+        self, folder: Path, name: str, extras: Extras | None = None, *, shard: int = LIMIT, progress: Progress | None = None
     ) -> bundle.Bundle:
         """Writes everything, aside first: a folder that is there holds a whole bundle or is left as it was.
+
+        Args:
+            progress: told of what is done with the weights, and the share of it.
 
         Raises:
             ExportError: for a folder that holds something else, or a plan that does not fit the targets.
         """
-        if folder.is_file():
-            raise ExportError(f"{folder} is a file; a bundle is a folder")
-        if folder.exists() and any(folder.iterdir()) and not (folder / bundle.MANIFEST).is_file():
-            raise ExportError(f"{folder} is not empty and holds no bundle; name another folder")
+        check_folder(folder)
+        storages = Storages(self._named(), self._state)
+        for _, call, inputs in self._calls:
+            storages.add(call, inputs)
         aside = folder.with_name(folder.name + ".unfinished")
         shutil.rmtree(aside, ignore_errors=True)
         (aside / "wgsl").mkdir(parents=True)
         try:
-            made = self._fill(aside, name, shard, language, image, files or {}, about or {})
+            made = self._fill(aside, name, extras or Extras(), storages, Shards(aside, shard), progress or (lambda *_: None))
             if folder.exists():
                 shutil.rmtree(folder)
             aside.rename(folder)
@@ -101,40 +132,40 @@ class Bundler:
         return made
 
     def _fill(
-        self,
-        folder: Path,
-        name: str,
-        shard: int,
-        language: bundle.Language | None,
-        image: bundle.Image | None,
-        files: dict[str, bytes],
-        about: dict[str, str],
+        self, folder: Path, name: str, extras: Extras, storages: Storages, shards: Shards, progress: Progress
     ) -> bundle.Bundle:
-        variants = self._variants(folder)
-        buffers = self._buffers(folder, shard)
-        for file, content in files.items():
+        variants = self._variants(folder, storages)
+        parts = []
+        for i, storage in enumerate(storages.unique()):
+            progress("weights", i / len(storages.unique()))
+            parts.append((storage, _segments(storage, shards)))
+        shards.close()
+        for file, content in extras.files.items():
             (folder / file).write_bytes(content)
-        site.write(folder, "chat" if language else "classify" if image else "model")
+        site.write(folder, extras.page)
         listed = {str(p.relative_to(folder)): bundle.digest(p) for p in sorted(folder.rglob("*")) if p.is_file()}
         made = bundle.Bundle(
             name=name,
             producer={"torch_webgpu": __version__, "torch": torch.__version__},
             files=listed,
-            buffers=buffers,
+            buffers=[
+                bundle.Buffer(name=s.name, size=s.size, role=s.role, data=[part for region in data for part in region])
+                for s, data in parts
+            ],
             variants=variants,
             messages=messages(),
-            language=language,
-            image=image,
-            about=about,
+            language=extras.language(storages) if extras.language else None,
+            image=extras.image,
+            about=dict(extras.about),
         )
         (folder / bundle.MANIFEST).write_text(made.model_dump_json())
         return made
 
-    def _variants(self, folder: Path) -> list[bundle.Variant]:
-        shaders: dict[str, str] = {}
+    def _variants(self, folder: Path, storages: Storages) -> list[bundle.Variant]:
         found: list[bundle.Variant] = []
         for index, target in enumerate(self._targets):
-            variant = Variant(index, target, self.storages)
+            shaders: dict[str, str] = {}
+            variant = Variant(index, target, storages)
             for plan, call, inputs in self._calls:
                 variant.add(plan, call, inputs)
             plans = variant.finish(shaders)
@@ -142,27 +173,18 @@ class Bundler:
             if any(about.features == earlier.features for earlier in found):
                 continue  # its kernels use no more of the device than an earlier variant's
             (folder / about.plans).write_text(plans.model_dump_json())
+            for file, text in shaders.items():
+                (folder / file).write_text(text)
             found.append(about)
-        for file, text in shaders.items():
-            (folder / file).write_text(text)
         return found
 
-    def _buffers(self, folder: Path, shard: int) -> list[bundle.Buffer]:
-        shards = Shards(folder, shard)
-        parts = [(s, self._segments(s, shards)) for s in self.storages.unique()]
-        shards.close()
-        return [
-            bundle.Buffer(name=s.name, size=s.size, role=s.role, data=[part for region in data for part in region])  # type: ignore[arg-type]
-            for s, data in parts
-        ]
 
-    @staticmethod
-    def _segments(storage: Storage, shards: Shards) -> list[list[bundle.Segment]]:
-        if storage.role == "input":
-            return []
-        found: list[list[bundle.Segment]] = []
-        for region in regions(storage.tensors):
-            if storage.role == "state" and not region.tensor.cpu().any():
-                continue
-            found.append(shards.add(region))
-        return found
+def _segments(storage: Storage, shards: Shards) -> list[list[bundle.Segment]]:
+    if storage.role == "input":
+        return []
+    found: list[list[bundle.Segment]] = []
+    for region in regions(storage.tensors):
+        if storage.role == "state" and not region.tensor.cpu().any():
+            continue
+        found.append(shards.add(region))
+    return found
