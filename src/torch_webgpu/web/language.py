@@ -26,7 +26,7 @@ Weights = Literal["f32", "f16", "int8", "int4"]
 Choice = Literal["greedy", "temperature", "top-p", "top-k"]
 
 CONTEXT = 1024  # tokens of the cache, unless the model has fewer positions
-PROMPTS = (16, 64, 256)  # tokens that a prompt plan takes
+PROMPTS = (16, 128)  # tokens that a prompt plan takes; each is traced on its own, which is faster than once for all sizes
 MOST_TOP_K = 128
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
@@ -116,12 +116,11 @@ def _capture(steps: Steps, sizes: list[int], bundler: Bundler, capture: Callable
     """Captures all plans: one for the step, one for each size of prompts, one for each way to choose."""
     tell("decode step", 0.1)
     bundler.add("decode", capture(steps.decode)((), {}))
-    fill = capture(steps.prompt)
     for i, size in enumerate(sizes):
         tell(f"prompts of {size} tokens", 0.35 + 0.4 * i / len(sizes))
         ids = torch.zeros((1, size), dtype=torch.int64, device="webgpu")
         inputs = {"ids": ids, "size": torch.ones(1, dtype=torch.int64, device="webgpu")}
-        bundler.add(f"prompt-{size}", fill((), inputs, [(ids, 1)] if len(sizes) > 1 else []), inputs)
+        bundler.add(f"prompt-{size}", capture(steps.prompt)((), inputs), inputs)
     tell("sampling", 0.8)
     for choice in get_args(Choice):
         bundler.add(f"sample-{choice}", capture(getattr(steps, choice.replace("-", "_")))((), {}))
