@@ -1,4 +1,4 @@
-"""SmolLM2 in headless Chromium and Firefox, from one bundle: its tokens are those of CPU PyTorch, its texts the tokenizer's."""
+"""SmolLM2 in headless Chromium and Firefox: its tokens are those of CPU PyTorch, its texts those of the tokenizer."""
 
 from __future__ import annotations
 
