@@ -6,17 +6,18 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from models import MissingPackageError, efficientnet_lite0, sample_picture
+from models import MissingPackageError, causal, efficientnet_lite0, sample_picture
 from torch import Tensor, nn
 from webbing import Results, in_browser, in_node, packed, unpacked
 
-from torch_webgpu.web import bundle, export
+from torch_webgpu.web import bundle, export, export_llm
 
 pytestmark = pytest.mark.once  # kernels run in other programs
 
@@ -166,6 +167,44 @@ def of_all(change: Change) -> Change:
     return changed
 
 
+PROMPT = [3, 17, 101, 5, 42, 8, 150, 77, 60, 2, 9, 33, 198, 4, 11, 121, 64, 7, 88, 19]
+NEW = 24
+
+
+def _add_language(bundles: Bundles) -> None:
+    """A small random Llama: prompts of one and of several pieces, of all ways to end and to choose."""
+    export_llm(causal("llama-4-4"), bundles.folder / "llama", context=48, prompts=(8,), variants=((),), rasteriser=True)
+    greedy = {"temperature": 0, "ends": []}
+    full = {"prompt": PROMPT, "maxNewTokens": NEW, **greedy}
+    drawn = [
+        {"temperature": 0.8, "seed": 5},
+        {"temperature": 1.5, "topK": 20, "seed": 5},
+        {"temperature": 1, "topP": 0.6, "seed": 5},
+    ]
+    drawings = [{"prompt": PROMPT[:3], "maxNewTokens": 12, "ends": [], **each} for each in drawn]
+    steps: list[dict[str, Any]] = [
+        full, {**full, "prompt": PROMPT[:3]}, {**full, "maxNewTokens": 100}, {**full, "stopAfter": 3}, full,
+        {**full, "abortAfter": 2}, {**full, "prompt": PROMPT[:18], "reuse": True}, *drawings, *drawings,
+        {**drawings[0], "destroyAfter": 4}, {"prompt": []}, {"prompt": [199]}, {"prompt": PROMPT * 3},
+        {"prompt": PROMPT, "temperature": -1}, {"prompt": PROMPT, "temperature": 1, "topK": 0},
+        {"prompt": "text"},
+    ]  # fmt: skip
+    ended = {"prompt": PROMPT, "temperature": 0, "ends": continued()[1][4:5]}
+    bundles.case("llama", "llama", *({"generate": step} for step in (ended, *steps)))
+
+
+@cache
+def continued() -> tuple[list[int], list[int], list[int]]:
+    """What the small model says on the CPU after three tokens, after the prompt, and until its cache is full."""
+    model = causal("llama-4-4")
+
+    def after(prompt: list[int], new: int) -> list[int]:
+        out = model.generate(torch.tensor([prompt]), max_new_tokens=new, do_sample=False)
+        return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+    return after(PROMPT[:3], NEW), after(PROMPT, NEW), after(PROMPT, 48 - len(PROMPT) + 1)
+
+
 def _add_faults(bundles: Bundles, ids: dict[str, Any], ones: dict[str, Any]) -> None:
     outside = {"ids": packed(torch.tensor([1, 10, 2]))}
     negative = {"ids": packed(torch.tensor([1, 2, -(1 << 40)]))}
@@ -235,6 +274,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     made = Bundles(tmp_path_factory.mktemp("bundles"))
     _add_values(made)
     _add_efficientnet(made)
+    _add_language(made)
     (made.folder / "cases.json").write_text(json.dumps(made.cases))
     return made
 
@@ -314,6 +354,32 @@ def test_efficientnet_top_5(results: Results) -> None:
     (output,) = results["efficientnet"][1]["value"].values()
     assert unpacked(output).topk(5).indices.tolist() == want.topk(5).indices.tolist()
     torch.testing.assert_close(unpacked(output), want.detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_language_model_continues_as_on_the_cpu(results: Results) -> None:
+    _, ended, full, short, most, stopped, again, aborted, reused, *rest = results["llama"]
+    after_three, after_all, until_full = continued()
+    assert full["value"]["tokens"] == again["value"]["tokens"] == after_all
+    assert short["value"]["tokens"] == after_three
+    assert most["value"]["tokens"] == until_full and most["value"]["statistics"]["end"] == "full"
+    assert stopped["value"]["tokens"] == after_all[:3] and stopped["value"]["statistics"]["end"] == "stopped"
+    assert error(aborted)[0] == "AbortError"
+    assert reused["value"]["statistics"]["reused"] == 17
+    assert full["value"]["statistics"]["promptTokens"] == len(PROMPT) and full["value"]["statistics"]["end"] == "length"
+    place = after_all.index(after_all[4])
+    assert ended["value"]["tokens"] == after_all[: place + 1] and ended["value"]["statistics"]["end"] == "token"
+    drawn = [step["value"]["tokens"] for step in rest[:6]]
+    assert drawn[:3] == drawn[3:] and len({tuple(tokens) for tokens in drawn}) == 3
+    assert rest[6]["value"]["tokens"] == drawn[0]  # the device was lost on the way
+
+
+def test_prompts_that_no_language_model_takes(results: Results) -> None:
+    expected = (
+        "the prompt is empty", "the prompt holds 199, which is no token of 199", "60 tokens, the cache holds 48",
+        "temperature is at least 0", "topK", "no tokenizer",
+    )  # fmt: skip
+    for step, text in zip(results["llama"][-6:], expected, strict=True):
+        assert text in error(step)[1]
 
 
 # ------------------------------------------------------------------------------------------------------ what goes wrong

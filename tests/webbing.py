@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent / "web"
 RUNTIME = ROOT / "src/torch_webgpu/web/static/runtime"
 VENDOR = ROOT / "src/torch_webgpu/web/static/vendor"
-PATIENCE = 120  # seconds for one case
+PATIENCE = 400  # seconds for one case: others may use the machine
 NO_ADAPTER = 3  # node.mjs ends with it
 
 Results = dict[str, list[dict[str, Any]]]
@@ -86,9 +86,9 @@ def in_browser(name: str, folder: Path) -> Results:
         missing(browsers.missing(name))
     assert browser is not None
     box: queue.Queue[list[Any]] = queue.Queue()
-    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    files |= {p.name: p.read_bytes() for p in HERE.iterdir()}
-    files |= {f"{d.name}/{p.name}": p.read_bytes() for d in (RUNTIME, VENDOR) if d.is_dir() for p in d.iterdir()}
+    files: dict[str, bytes | Path] = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
+    files |= {p.name: p for p in HERE.iterdir()}
+    files |= {f"{d.name}/{p.name}": p for d in (RUNTIME, VENDOR) if d.is_dir() for p in d.iterdir()}
     results: Results = {}
     with Server() as server:
         page = server.add(Page(files, {"result": Receiver(64 << 20, lambda body: box.put(json.loads(body)))}))

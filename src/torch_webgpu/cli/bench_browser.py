@@ -40,24 +40,32 @@ def browser(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.", show_default="a free one")] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence before a browser is given up.")] = 180,
     software: Annotated[bool, typer.Option("--software", help="Chrome's own rasteriser even where there is a GPU.")] = False,
+    llm: Annotated[Path | None, typer.Option(metavar="BUNDLE", help="Measure an exported language model instead.")] = None,
     save: Annotated[Path | None, typer.Option("--save-page", metavar="DIR", help="Only write the page as files.")] = None,
     quick: Quick = False,
     as_json: AsJson = False,
     folder: Out = RESULTS,
 ) -> None:
     """The same measurements in a page: what a dispatch costs in Chrome, Edge, Firefox and Safari."""
+    if llm is not None and save is not None:
+        raise fail("--llm and --save-page exclude each other: a bundle's own folder is a page already.")
     if lan and open_page:
         raise fail("--lan and --open exclude each other: open the address that --lan prints.")
     with extra(), reported(), _ended_politely():
         from ..bench.browser import Bench, save_page
+        from ..bench.browser_llm import Model
         from ..bench.browser_plan import Size
+        from ..errors import ExportError
 
-        size = Size.of(quick)
+        try:
+            size = Size.of(quick) if llm is None else Model.of(llm, quick)
+        except ExportError as e:
+            raise fail(str(e)) from None
         if save is not None:
-            save_page(save, size)
+            save_page(save, Size.of(quick))
             out.print(f"[bold]{escape(str(save))}[/]: for any web server with https.", soft_wrap=True)
             return
-        given = options(browser=None if lan or open_page else browser.value)
+        given = options(browser=None if lan or open_page else browser.value, llm=llm)
         flags = [f"--{n}" for n, on in {"quick": quick, "open": open_page, "lan": lan, "software": software}.items() if on]
         command = ["torch-webgpu", "bench", "browser", *given, *flags]
         server, hosts = server_for(lan, port)
@@ -145,12 +153,21 @@ def _by_hand(bench: Bench, hosts: list[str], lan: bool, as_json: bool) -> None:
 
 
 def _show(path: Path, run: Run) -> None:
+    from .bench_models import models_table
+
+    if all(m.experiment == "llm" for m in run.measurements):
+        models_table(run)
+    else:
+        _show_dispatches(run)
+    for text in run.notes:
+        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+    out.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+
+
+def _show_dispatches(run: Run) -> None:
     from ..bench.summary import table
     from .bench_models import fusion_table
 
     dispatches = [m for m in run.measurements if m.experiment == "dispatch"]
     out.print(table(run.model_copy(update={"measurements": dispatches})))
     fusion_table(run)
-    for text in run.notes:
-        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
-    out.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)

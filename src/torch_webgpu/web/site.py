@@ -11,11 +11,11 @@ from typing import Literal
 Kind = Literal["chat", "classify", "model", "models"]
 
 STATIC = Path(__file__).parent / "static"
-_SHARED = ("measure/browser.js", "measure/help.js")  # why WebGPU is missing
+_SHARED = ("measure/browser.js", "measure/elements.js", "measure/help.js")
 _VENDOR = "vendor/tokenizer.js"
 _NO_VENDOR = (
-    "the tokenizer's library is not built, so the exported model takes and gives tokens, but no text, and its page does not "
-    "work: run `npm ci && npm run vendor` in the source tree of torch_webgpu, then export again"
+    "the tokenizer's library is not built, so the exported model can be loaded in no browser: run `npm ci && npm run vendor` "
+    "in the source tree of torch_webgpu, then export again"
 )
 
 

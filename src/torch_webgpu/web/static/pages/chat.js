@@ -36,7 +36,9 @@ function number(id) {
 /** How the person wants tokens to be chosen. */
 function options() {
   const chosen = { maxNewTokens: number("most") ?? 512, temperature: number("temperature"), topP: number("top-p") };
-  return { ...chosen, seed: number("seed"), topK: model.language.defaults.top_k, reuse: true };
+  const { defaults, top_k: most } = model.language;
+  const topK = defaults.top_k && Math.min(defaults.top_k, most);
+  return { ...chosen, seed: number("seed"), topK, reuse: true };
 }
 
 function prompt() {

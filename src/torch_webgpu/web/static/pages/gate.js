@@ -1,20 +1,11 @@
 /** The beginning of every page: what the model takes, its loading, and what is in the way. */
 
 import { identify } from "../measure/browser.js";
+import { $, make } from "../measure/elements.js";
 import { help } from "../measure/help.js";
 import { NoWebGpuError, load } from "../runtime/index.js";
 
-export const $ = (id) => document.getElementById(id);
-
-/** An element with text, classes and children. */
-export function make(name, { text, className, ...attributes } = {}, ...children) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (className) made.className = className;
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children);
-  return made;
-}
+export { $, make };
 
 /** Bytes as megabytes, as browsers show downloads. */
 export function megabytes(bytes) {

@@ -101,7 +101,11 @@ export class LanguageModel extends Runtime {
   #choice(options) {
     const { sampling, top_k: mostK, vocabulary, defaults, state } = this.language;
     const recommended = options.temperature === undefined ? defaults : {};
-    const { temperature = defaults.temperature ?? 0, topK = recommended.top_k, topP = recommended.top_p } = options;
+    const {
+      temperature = defaults.temperature ?? 0,
+      topK = recommended.top_k && Math.min(recommended.top_k, mostK),
+      topP = recommended.top_p,
+    } = options;
     if (!(temperature >= 0 && temperature < Infinity)) throw new InputError(`temperature is at least 0, not ${temperature}`);
     if (topP !== undefined && !(topP > 0 && topP <= 1)) throw new InputError(`topP is above 0 and at most 1, not ${topP}`);
     const some = topK !== undefined && topK < vocabulary;

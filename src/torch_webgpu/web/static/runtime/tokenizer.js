@@ -13,6 +13,7 @@ const VENDOR = "../vendor/tokenizer.js";
 export class Tokenizer {
   /** @param {Source} source @param {Bundle} bundle @param {Language} language @param {AbortSignal} [signal] */
   static async open(source, bundle, language, signal) {
+    if (!language.files.length) return new Tokenizer(null, null, {});
     let vendor;
     try {
       vendor = await import(VENDOR);
@@ -26,12 +27,10 @@ export class Tokenizer {
     const files = language.files.map((name) => source.file(name, bundle.files[name], () => {}, signal));
     const contents = (await Promise.all(files)).map((bytes, i) => parseJson(language.files[i], bytes));
     const named = (/** @type {string} */ name) => contents[language.files.indexOf(name)];
-    const tokens = named("tokenizer.json");
     const config = /** @type {Record<string, any>} */ (named("tokenizer_config.json") ?? {});
-    if (!tokens) throw new TokenizerError(`${bundle.name} has no tokenizer.json; export it again, with its tokenizer`);
     try {
       const template = language.template ? new vendor.Template(language.template) : null;
-      return new Tokenizer(new vendor.Tokenizer(tokens, config), template, config);
+      return new Tokenizer(new vendor.Tokenizer(named("tokenizer.json"), config), template, config);
     } catch (error) {
       throw new TokenizerError(
         `the tokenizer of ${bundle.name} is of a kind that the library cannot read: ${messageOf(error)}`,
@@ -39,7 +38,7 @@ export class Tokenizer {
     }
   }
 
-  /** @param {Library} library @param {{render: (values: object) => string} | null} template
+  /** @param {Library | null} library none where the bundle takes and gives tokens alone @param {{render: (values: object) => string} | null} template
    * @param {Record<string, any>} config */
   constructor(library, template, config) {
     this.library = library;
@@ -55,12 +54,13 @@ export class Tokenizer {
   /** @param {string} text
    * @param {boolean} [special] whether the tokens that begin and end a text are added, as the tokenizer has them */
   encode(text, special = true) {
+    if (!this.library) throw new TokenizerError("this bundle has no tokenizer: give it tokens, or export it with one");
     return this.library.encode(text, { add_special_tokens: special }).ids;
   }
 
   /** @param {number[]} ids */
   decode(ids) {
-    return ids.length ? this.library.decode(ids, { skip_special_tokens: true }) : "";
+    return (ids.length && this.library?.decode(ids, { skip_special_tokens: true })) || "";
   }
 
   /** A chat as the model knows it, up to where its answer begins. @param {Message[]} messages */
