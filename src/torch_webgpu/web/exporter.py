@@ -32,6 +32,7 @@ def export(
     rasteriser: bool = False,
     shard_bytes: int = LIMIT,
     about: dict[str, str] | None = None,
+    extras: Extras | None = None,
 ) -> bundle.Bundle:
     """Exports a program's plan: ``bundle.json``, WGSL and safetensors, for the JavaScript runtime beside it.
 
@@ -51,6 +52,7 @@ def export(
         rasteriser: kernels are shaped for WebGPU on a CPU (SwiftShader, lavapipe).
         shard_bytes: of a safetensors file, at most 128 MiB.
         about: further facts, kept in the bundle.
+        extras: further files and descriptions; ``about`` is theirs then.
 
     Raises:
         ExportError: for what no plan can hold (the op is named), tensors beyond the target's limits, results that are no
@@ -74,7 +76,7 @@ def export(
         tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}
         call = capture((), arguments, [(tensors[n], dim) for n, dim in changing])
         bundler.add("run" if number == 0 else f"run-{number + 1}", call, tensors)
-    return bundler.write(Path(folder), title, Extras(about=about or {}), shard=shard_bytes)
+    return bundler.write(Path(folder), title, extras or Extras(about=about or {}), shard=shard_bytes)
 
 
 def _uncompiled(program: Callable[..., Any]) -> Callable[..., Any]:
