@@ -24,7 +24,7 @@ CODE   := src tests setup.py $(wildcard benchmarks)
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
-	@echo "make web-demo  a chat and an image classifier in your browser"
+	@echo "make web-demo    the same model as a chat in your browser, and an image classifier"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
@@ -34,9 +34,11 @@ demo: $(VENV)/.demo
 	$(BIN)/torch-webgpu info
 	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
 
-web-demo: $(VENV)/.dev $(VENDOR)
-	$(BIN)/python scripts/web_demo.py web-demo
+web-demo: web-demo/efficientnet/bundle.json web-demo/smollm2/bundle.json
 	$(BIN)/torch-webgpu serve web-demo --open
+
+web-demo/%/bundle.json: $(VENV)/.dev $(VENDOR)
+	$(BIN)/torch-webgpu export $* --out $(@D) $(if $(filter smollm2,$*),--dtype int4)
 
 test: $(VENV)/.dev $(VENDOR)
 	@echo "== wgpu-native"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from models import efficientnet_lite0, sample_picture
+from models import efficientnet_lite0, sample_pixels
 from replaying import Replayer
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
+from torch_webgpu.cli import app
 from torch_webgpu.errors import ExportError
 from torch_webgpu.web import bundle, export
 
@@ -110,15 +113,42 @@ def test_nested_results(tmp_path: Path) -> None:
 
 
 def test_efficientnet(tmp_path: Path) -> None:
-    """EfficientNet-Lite0: the five likeliest classes are the CPU's."""
-    model, picture = efficientnet_lite0(), sample_picture()
-    made = export(model, picture, tmp_path / "out", shard_bytes=4 << 20)
-    assert sum(f.endswith(".safetensors") for f in made.files) > 4
+    """EfficientNet-Lite0 from the command line: the five likeliest classes are the CPU's, and have names."""
+    out = tmp_path / "out"
+    told = CliRunner().invoke(app, ["export", "--model", "efficientnet", "--out", str(out), "--shard", "4"])
+    assert told.exit_code == 0, told.output
+    assert "EfficientNet-Lite0" in told.output and "runs on every WebGPU device" in told.output
+    replayer = Replayer(out)
+    assert sum(f.endswith(".safetensors") for f in replayer.bundle.files) > 4
+    image = replayer.bundle.image
+    assert image is not None
+    mean, deviation = (torch.tensor(v).view(3, 1, 1) for v in (image.mean, image.deviation))
+    model, picture = efficientnet_lite0(), ((sample_pixels() - mean) / deviation)[None]
     with torch.no_grad():
         want = model(picture)
-    got = Replayer(tmp_path / "out").run(x=picture)["output"]
+    assert (image.input, image.output) == ("picture", "output")
+    got = replayer.run(picture=picture)["output"]
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     assert got.topk(5).indices.tolist() == want.topk(5).indices.tolist()
+    labels = json.loads((out / image.labels).read_text())
+    assert len(labels) == 1000
+    assert "military uniform" in [labels[i] for i in got[0].topk(5).indices.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "efficientnet", "--dtype", "int4"], "efficientnet can be f32 or f16"),
+        (["--model", "efficientnet", "--context", "9"], "--context is for language models"),
+        (["--model", "smollm2", "--limit", "maxBufferSize"], "NAME=VALUE"),
+        (["--model", "smollm2", "--limit", "maxTextures=9"], "none that kernels look at"),
+        (["--model", "no/such-model.gguf"], "There is no file"),
+    ],
+)
+def test_command_errors(arguments: list[str], message: str, tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["export", *arguments, "--out", str(tmp_path / "out")])
+    assert told.exit_code == 2 and message in told.output
+    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------------- state

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .exporter import export
+    from .images import export_classifier
     from .language import export_llm
 
-_HOMES = {"export": ".exporter", "export_llm": ".language"}
-__all__ = ["export", "export_llm"]
+_HOMES = {"export": ".exporter", "export_classifier": ".images", "export_llm": ".language"}
+__all__ = ["export", "export_classifier", "export_llm"]
 
 
 def __getattr__(name: str) -> Any:

@@ -32,8 +32,7 @@ def export(
     rasteriser: bool = False,
     shard_bytes: int = LIMIT,
     about: dict[str, str] | None = None,
-    image: bundle.Image | None = None,
-    files: Mapping[str, bytes] | None = None,
+    extras: Extras | None = None,
 ) -> bundle.Bundle:
     """Exports a program's plan: ``bundle.json``, WGSL and safetensors, for the JavaScript runtime beside it.
 
@@ -53,8 +52,7 @@ def export(
         rasteriser: kernels are shaped for WebGPU on a CPU (SwiftShader, lavapipe).
         shard_bytes: of a safetensors file, at most 128 MiB.
         about: further facts, kept in the bundle.
-        image: of an image classifier: how a picture becomes its input. The bundle's page then classifies pictures.
-        files: further ones by name: ``image.labels``, say.
+        extras: further files and descriptions; ``about`` is theirs then.
 
     Raises:
         ExportError: for what no plan can hold (the op is named), tensors beyond the target's limits, results that are no
@@ -78,8 +76,7 @@ def export(
         tensors = {n: v for n, v in arguments.items() if isinstance(v, torch.Tensor)}
         call = capture((), arguments, [(tensors[n], dim) for n, dim in changing])
         bundler.add("run" if number == 0 else f"run-{number + 1}", call, tensors)
-    extras = Extras(files=files or {}, about=about or {}, image=image)
-    return bundler.write(Path(folder), title, extras, shard=shard_bytes)
+    return bundler.write(Path(folder), title, extras or Extras(about=about or {}), shard=shard_bytes)
 
 
 def _uncompiled(program: Callable[..., Any]) -> Callable[..., Any]:
