@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from models import MissingPackageError, causal, efficientnet_lite0, sample_picture
 from torch import Tensor, nn
-from webbing import Results, in_browser, in_node, packed, unpacked
+from typer.testing import CliRunner
+from webbing import RUNTIME, Results, in_browser, in_node, missing, node, packed, unpacked
 
+from torch_webgpu.bench import browsers, names
+from torch_webgpu.bench.browser import Bench
+from torch_webgpu.bench.browser_llm import Model
+from torch_webgpu.bench.report.build import write as write_report
+from torch_webgpu.bench.results import load
+from torch_webgpu.bench.schema import read
+from torch_webgpu.cli import app
 from torch_webgpu.web import bundle, export, export_llm
+from torch_webgpu.web.server import Page, Server
+from torch_webgpu.web.serving import files
 
 pytestmark = pytest.mark.once  # kernels run in other programs
 
@@ -443,6 +456,92 @@ def test_a_bundle_that_cannot_be_run(case: str, results: Results) -> None:
     assert name == FAULTS[case][0] and FAULTS[case][1] in message
 
 
+# ---------------------------------------------------------------------------------------- pages, server, measurements
+
+
+def test_bundles_are_served_with_their_pages(bundles: Bundles, tmp_path: Path) -> None:
+    one, both = tmp_path / "one", tmp_path / "both"
+    shutil.copytree(bundles.folder / "embedding", one)
+    for name in ("llama", "counter"):
+        shutil.copytree(bundles.folder / name, both / name)
+    _, served = files([one])
+    made, listed = files([both])
+    assert [m.name for m in made] == ["Counter", "LlamaForCausalLM"]
+    with Server() as server:
+        page, index = server.add(Page(served)), server.add(Page(listed))
+
+        def get(page: Page, name: str) -> bytes:
+            with urlopen(server.address(page) + name) as answer:
+                return answer.read()  # type: ignore[no-any-return]
+
+        assert b"pages/model.js" in get(page, "") and b"torch-webgpu-bundle" in get(page, "bundle.json")
+        shard = "weights-00001.safetensors"
+        assert get(page, shard) == (one / shard).read_bytes()
+        kinds = [(m["folder"], m["kind"]) for m in json.loads(get(index, "models.json"))]
+        assert kinds == [("counter", "model"), ("llama", "chat")]
+        assert b"pages/chat.js" in get(index, "llama/") == get(index, "llama")  # by way of llama/
+        assert b"export async function load" in get(index, "counter/runtime/index.js")
+        (one / "secret").write_text("not listed")
+        for name in ("secret", "../both/llama/bundle.json", "pages/"):
+            with pytest.raises(HTTPError, match="404"):
+                get(page, name)
+    (one / shard).write_bytes(b"")
+    for folder, text in ((one, "missing or damaged"), (tmp_path / "none", "torch-webgpu export")):
+        result = CliRunner().invoke(app, ["serve", str(folder)])
+        assert result.exit_code == 2 and text in " ".join(result.stderr.split())
+
+
+def test_pictures_are_scaled_as_pillow_does(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    sizes = ((301, 200, 64, 50), (40, 90, 64, 64))  # width, height, shorter side then, cut
+    code = [
+        'import { readFileSync, writeFileSync } from "node:fs";',
+        f'import {{ scaled }} from "{(RUNTIME.parent / "pages" / "picture.js").as_uri()}";',
+    ]
+    expected = []
+    for i, (width, height, resize, size) in enumerate(sizes):
+        pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
+        picture = Image.fromarray(pixels)
+        (tmp_path / f"{i}.in").write_bytes(picture.convert("RGBA").tobytes())
+        scale = resize / min(width, height)
+        picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
+        left, top = (picture.width - size) // 2, (picture.height - size) // 2
+        expected.append(np.array(picture.crop((left, top, left + size, top + size))))
+        read = f"new Uint8ClampedArray(readFileSync({json.dumps(str(tmp_path / f'{i}.in'))}))"
+        made = f"scaled({{ data: {read}, width: {width}, height: {height} }}, {resize}, {size})"
+        code.append(f"writeFileSync({json.dumps(str(tmp_path / f'{i}.out'))}, {made});")
+    (tmp_path / "run.mjs").write_text("\n".join(code))
+    subprocess.run([node(), str(tmp_path / "run.mjs")], check=True, timeout=60)
+    for i, want in enumerate(expected):
+        got = np.frombuffer((tmp_path / f"{i}.out").read_bytes(), np.uint8).reshape(*want.shape[:2], 4)[..., :3]
+        assert np.abs(got.astype(int) - want).max() <= 1  # Pillow's weights are fixed-point numbers
+
+
+def test_bench_browser_measures_a_bundle(bundles: Bundles, tmp_path: Path) -> None:
+    browser = browsers.find("firefox") or missing(browsers.missing("firefox"))
+    model = replace(Model.of(bundles.folder / "llama", True), warmups=0)
+    with Server() as server:
+        bench = Bench(server, model, tmp_path, ["torch-webgpu", "bench", "browser"], 200, lambda text, done: None)
+        path, run = bench.headless(browser, browsers.has_gpu())
+    assert read(path) == run
+    found = {m.metric: m for m in run.measurements}
+    assert set(found) == {names.TTFT, names.RATE, names.TOKEN, names.MEMORY}
+    assert len(found[names.RATE].samples) == 2 and min(found[names.RATE].samples) > 0
+    assert found[names.RATE].parameters == {
+        "dtype": "float32", "protocol": "modern", "cache": "static", "new": 8, "prompt": 16
+    }  # fmt: skip
+    assert found[names.MEMORY].samples == [model.bundle.variants[0].memory]
+    written, _ = write_report(load([path]), tmp_path / "report")
+    assert "LlamaForCausalLM" in written.read_text()
+
+
+def test_bundles_that_are_not_measured(bundles: Bundles, tmp_path: Path) -> None:
+    for folder, text in ((bundles.folder / "counter", "is no language model"), (tmp_path, "holds no bundle")):
+        result = CliRunner().invoke(app, ["bench", "browser", "--llm", str(folder)])
+        assert result.exit_code == 2 and text in " ".join(result.stderr.split())
+
+
 def test_the_runtime_is_small() -> None:
-    folder = Path(bundle.__file__).parent / "static" / "runtime"
-    assert sum(len(p.read_text().splitlines()) for p in folder.glob("*.js")) <= 1500
+    assert sum(len(p.read_text().splitlines()) for p in RUNTIME.glob("*.js")) <= 1500
