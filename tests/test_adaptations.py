@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ def test_data_parallel_says_what_to_use(ids: list[int] | None) -> None:
         lambda: nn.DataParallel(module, device_ids=ids),
         lambda: nn.parallel.data_parallel(module, x, ids),
     ):
-        with pytest.raises(RuntimeError, match="one device per process.*DistributedDataParallel"):
+        with pytest.raises(RuntimeError, match=r"one device per process.*DistributedDataParallel"):
             call()
 
 
@@ -33,8 +34,6 @@ def test_dlpack_says_that_there_is_no_address() -> None:
 
 
 def test_tensors_do_not_go_to_other_processes() -> None:
-    from torch.multiprocessing.reductions import ForkingPickler
-
     for t in (torch.ones(2, device="webgpu"), nn.Parameter(torch.ones(2, device="webgpu"))):
         with pytest.raises(RuntimeError, match=r"send tensor.cpu\(\)"):
             ForkingPickler.dumps(t)
