@@ -46,7 +46,7 @@ def _elementwise(
     walked: Mapping[str, Sequence[int]],
     steps: tuple[int, int, dict[str, int]] | None,
 ) -> None:
-    """One launch, an invocation for each element of ``shape``; with ``steps`` (first, count, strides) it takes so many in turn.
+    """One launch, an invocation for each element of ``shape``; with ``steps`` (first, count, strides) it takes many.
 
     Args:
         axis: size and stride of the dimension of ``x`` that is indexed.
