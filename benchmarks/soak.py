@@ -1,9 +1,8 @@
 """Ten million ops of every kind in one process: does memory stay flat, does an op get slower, do results stay right?
 
 A round is what a long job does: elementwise work on new and changing shapes, views and in-place writes, products and
-reductions, indexing, transfers both ways, tensors of some hundred sizes that come and go, a training step, a compiled plan, an
-error that is caught. Results are checked against the CPU's in each sample. ``--out`` writes the samples as JSON, ``--plot``
-draws them.
+reductions, indexing, transfers both ways, tensors of some hundred sizes, a training step, a compiled plan, an error that is
+caught. Each sample also checks results against the CPU's. ``--out`` writes the samples as JSON, ``--plot`` draws them.
 """
 
 from __future__ import annotations
