@@ -80,9 +80,7 @@ def test_out_of_memory(implementation: str) -> None:
     """
     lines = short_of_memory(code, implementation)
     for error, results in ((lines[0], lines[1]), (lines[2], lines[3])):
-        assert error.startswith(
-            "OutOfMemoryError True WebGPU out of memory: tried to allocate 67108864 bytes; the device ref"
-        )
+        assert error.startswith("OutOfMemoryError True WebGPU out of memory: tried to allocate 67108864 bytes; the")
         assert "Free tensors, or split the tensor into smaller ones." in error
         assert results == "3000.0 2000.0"
     assert lines[4:] == ["True", "35 True", str(list(range(12)))]
@@ -159,16 +157,21 @@ LOST_WHILE_PROFILED = """
         _fields_ = [("data", ctypes.c_char_p), ("length", ctypes.c_size_t)]
 
     x = torch.ones(4, device="webgpu")
+    p = torch.profiler.profile()
+    p.start()
+    y = x + 1
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, View, ctypes.c_void_p, ctypes.c_void_p)
+    kind(_C.callbacks()[1])(None, 1, View(b"GPU fell off", 12), None, None)
     try:
-        with torch.profiler.profile():
-            y = x + 1
-            kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, View, ctypes.c_void_p, ctypes.c_void_p)
-            kind(_C.callbacks()[1])(None, 1, View(b"GPU fell off", 12), None, None)
-            y.cpu()
+        p.stop()  # waits for the device
     except torch_webgpu.DeviceLostError as e:
         print(e)
     torch.webgpu.reset()
-    print((torch.ones(4, device="webgpu") * 2).tolist())
+    p.stop()
+    print("aten::add" in {e.name for e in p.events()})
+    with torch.profiler.profile() as p:
+        z = (torch.ones(4, device="webgpu") * 2).cpu()
+    print(z.tolist(), len([e for e in p.events() if e.device_type == torch.autograd.DeviceType.PrivateUse1]))
 """
 
 
@@ -177,7 +180,8 @@ LOST_WHILE_PROFILED = """
 def test_a_device_lost_while_it_is_profiled(implementation: str) -> None:
     lines = output_of(LOST_WHILE_PROFILED, TORCH_WEBGPU_IMPL=implementation).splitlines()
     assert "GPU fell off" in lines[0] and "torch.webgpu.reset()" in lines[0]
-    assert lines[1] == "[2.0, 2.0, 2.0, 2.0]"
+    # Launches have times where the adapter has them.
+    assert lines[1:] in (["True", "[2.0, 2.0, 2.0, 2.0] 2"], ["True", "[2.0, 2.0, 2.0, 2.0] 0"])
 
 
 # ---------------------------------------------------------------------------------------------------- the cache on disk
@@ -332,13 +336,16 @@ ENDINGS = {
         atexit.register(lambda: print((x + 1).sum().item()))
     """,
     "early": "y = x * 2; raise SystemExit(3)",
-    "a thread that goes on": """
+    "with threads": """
         import threading, time
-        def work():
-            while True:
-                (x + 1).cpu()
-        threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.2)
+        results = []
+        def work(rest):
+            results.append((x + 1) * 2)
+            time.sleep(rest)
+        for rest in (0, 1000):
+            threading.Thread(target=work, args=(rest,), daemon=True).start()
+        while len(results) < 2:
+            time.sleep(0.01)
     """,
 }
 
