@@ -140,14 +140,15 @@ def test_modes_and_detached_views() -> None:
     assert x.tolist() == [1, 0, 0, 1] and not view.requires_grad
 
 
-def test_modules_are_copied_with_gradients_and_without_graphs() -> None:
-    layer = nn.Linear(3, 3).to(DEVICE)
-    layer(torch.ones(1, 3, device=DEVICE)).sum().backward()
-    twin = copy.deepcopy(layer)
-    assert layer.weight.grad is not None and twin.weight.grad is not None
-    assert torch.equal(twin.weight.grad, layer.weight.grad) and twin.weight.grad is not layer.weight.grad
+def test_leaves_are_copied_with_their_gradients_and_results_are_not() -> None:
+    _, x = both(3)
+    y = x * x
+    y.sum().backward()
+    twin = copy.deepcopy(x)
+    assert x.grad is not None and twin.grad is not None and twin.requires_grad
+    assert torch.equal(twin.grad, x.grad) and twin.grad is not x.grad
     with pytest.raises(RuntimeError, match="created explicitly by the user"):
-        copy.deepcopy(layer(torch.ones(1, 3, device=DEVICE)))
+        copy.deepcopy(y)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -290,6 +290,8 @@ default_generators: tuple[torch.Generator, ...] = ()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks before it keeps the generator's state
+        return is_initialized()
     return adaptations.inductor_class(name)
 
 
