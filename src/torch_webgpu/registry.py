@@ -50,6 +50,7 @@ _decomposed: list[torch.library.Library] = []
 _aliases: dict[str, torch.library.Library] = {}
 _warned: set[str] = set()
 _fallen_back: Counter[str] = Counter()
+_composed: Counter[str] = Counter()
 
 
 def _add(key: str, entry: Entry) -> None:
@@ -324,7 +325,9 @@ def _unless_circular(key: str, op: Any, decomposition: Callable[..., Any]) -> Ca
         if not circular:
             active.depth = 1
             try:
-                return decomposition(*args, **kwargs)
+                result = decomposition(*args, **kwargs)
+                _composed[key] += 1
+                return result
             except _CircularError as e:
                 if e.key != key:
                     raise
@@ -360,6 +363,11 @@ def _on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def python_fallbacks() -> dict[str, int]:
     """The fallbacks that the native core did not count."""
     return dict(_fallen_back)
+
+
+def decomposed() -> dict[str, int]:
+    """Ops that PyTorch's decompositions computed, and how often."""
+    return dict(_composed)
 
 
 def _decomposition_of(op: Any) -> Callable[..., Any] | None:
