@@ -42,6 +42,7 @@ setup(
             include_dirs=[
                 str(TORCH / "include"),
                 str(TORCH / "include/torch/csrc/api/include"),
+                str(TORCH / "include/kineto"),
                 sysconfig.get_paths()["include"],
             ],
             library_dirs=[str(TORCH / "lib")],

@@ -66,8 +66,19 @@ Handle create(uint64_t size) {
   return nullptr;
 }
 
+// For torch.profiler's profile_memory=True.
+void report(Block* block, int64_t change) {
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
+  MemoryStats now = memory_stats();
+  c10::reportMemoryUsageToProfiler(block, change, now.allocated, now.reserved, {c10::DeviceType::PrivateUse1, 0});
+}
+
 void deleter(void* data) {
-  if (data) free_block(static_cast<Block*>(data));
+  if (!data) return;
+  Block* block = static_cast<Block*>(data);
+  int64_t size = block->size;
+  free_block(block);
+  report(block, -size);  // the profiler takes its address as a name
 }
 
 struct Allocator final : c10::DeviceAllocator {
@@ -76,6 +87,7 @@ struct Allocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::Device where(c10::DeviceType::PrivateUse1, 0);
     Block* block = bytes ? allocate_block(bytes, coarse) : nullptr;
+    if (block) report(block, block->size);
     return {block, block, &deleter, where};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &deleter; }

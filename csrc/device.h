@@ -18,11 +18,13 @@ struct Limits {
 };
 
 struct Device {
+  std::string name;
   Handle device = nullptr, queue = nullptr, instance = nullptr;
   bool dawn = false;
   bool debug = false;
-  bool threaded = true;  // whether the library may be called from several threads
-  bool computes = true;  // false on a driver that does nothing, whose memory means nothing
+  bool threaded = true;     // whether the library may be called from several threads
+  bool timestamps = false;  // whether passes can be timed
+  bool computes = true;     // false on a driver that does nothing, whose memory means nothing
   Limits limits;
 };
 

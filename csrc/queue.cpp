@@ -163,6 +163,7 @@ void raise_device_error(const uint32_t* words) {
 
 void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint32_t* words, uint32_t count,
                      const uint32_t* groups) {
+  int64_t begun = C10_UNLIKELY(timeline_on()) ? now_ns() : 0;
   size_t at = batch.words.size(), slots = pipeline.uniform_slots;
   if (at + slots * uniform_slot / 4 > ring_slots * uniform_slot / 4) {
     flush();
@@ -180,6 +181,7 @@ void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint
   memcpy(command.groups, groups, sizeof command.groups);
   batch.windows.insert(batch.windows.end(), windows, windows + pipeline.bindings);
   dispatches++;
+  if (C10_UNLIKELY(begun)) command.launch = note_launch(pipeline, groups, begun);
   record(command);
 }
 
@@ -208,6 +210,7 @@ void hold_submits(bool on) {
 
 void wait_idle() {
   Lock lock(device_mutex());
+  NotedWait wait("webgpu wait");
   uint32_t words[error_words];
   Staging staging = take_staging(sizeof words);
   record_copy(error_block().buffer, 0, staging.buffer, 0, sizeof words);
@@ -269,6 +272,7 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
   src.require();
+  NotedWait wait("webgpu wait");
   readbacks++;
   for (uint64_t done = 0; done < bytes;) {
     uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
@@ -332,6 +336,7 @@ void abandon(PendingRead& pending) {
 void finish_read(PendingRead* owned, void* data) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
+  NotedWait wait("webgpu wait");
   if (pending->generation != device_generation()) raise_gone();
   drain();
   if (has_errors()) {
