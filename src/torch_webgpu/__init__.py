@@ -44,9 +44,10 @@ def _autoload() -> None:
     _registered = True
     import torch  # noqa: F401 - comes first: it calls this function again, and the native core needs its libraries
 
-    from . import _C, device_module, ops, registry  # noqa: F401
+    from . import _C, device_module, distributed, ops, registry  # noqa: F401
 
     device_module.register()
+    distributed.register()
     ops.load()
     registry.install()
 
