@@ -11,7 +11,8 @@ from ..recipe import Graph, Tensor
 from ..registry import lower
 from ..wgsl import BOOL, F32, I32, I64, DType
 from .creation import fill
-from .indexing import along, apart, elementwise_index, index_launch, line, scatter
+from .indexing import along, apart, index_launch, line
+from .scatter import elementwise_index, scatter
 
 _MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "mean": "add", "amax": "amax", "amin": "amin"}
 
