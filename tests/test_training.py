@@ -1,4 +1,4 @@
-"""Training a small transformer and a CNN, step by step beside the CPU; what belongs to it: checkpoints, clipping, autocast."""
+"""Training a small transformer and a CNN, step by step beside the CPU; checkpoints, clipping, schedules, autocast."""
 
 from __future__ import annotations
 
