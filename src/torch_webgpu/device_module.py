@@ -294,6 +294,8 @@ default_generators: tuple[torch.Generator, ...] = ()
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks whether there are random numbers to repeat
+        return is_initialized()
     return adaptations.inductor_class(name)
 
 
