@@ -30,6 +30,7 @@ class Call:
     kwargs: dict[str, Any]
     broadcasts: bool = False
     process: Callable[[Any], Any] = lambda x: x
+    noted: str = ""  # the text of the call before it was made, where it may resize its arguments
 
     @property
     def values(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -52,6 +53,8 @@ class Call:
         return sum(t.numel() for t in self.tensors)
 
     def __str__(self) -> str:
+        if self.noted:
+            return self.noted
         input_, args, kwargs = tree_map(_short, self.values)
         parts = [input_, *args, *(f"{k}={v}" for k, v in kwargs.items())]
         text = f"{self.what}({', '.join(str(p).replace(chr(39), '') for p in parts)})"

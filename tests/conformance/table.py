@@ -104,9 +104,9 @@ def page(verdicts: dict[Pair, Verdict]) -> str:
 
 What `make conformance` found: PyTorch's own samples of {len(names)} ops (`op_db`), each with every dtype that the CPU
 supports and WebGPU can hold, on webgpu against the CPU. A pair of op and dtype is tried with plain samples (up to
-{depth.forward}, evenly spread over PyTorch's list, and an empty one), and with up to {depth.others} of each: `out=` (with gaps;
-empty), in place, non-contiguous, gradients (float32 only); then broadcast, promoted, zero-size and extremal inputs (NaN,
-infinities, signed zeros, subnormals, integer limits) and inputs that must raise. The worst of these is the pair's verdict.
+{depth.forward}, evenly spread over PyTorch's list, and an empty one), and with up to {depth.others} of each: `out=` (with
+gaps; empty), in place, non-contiguous, gradients (float32 only); then broadcast, promoted, zero-size and extremal inputs
+(NaN, infinities, signed zeros, subnormals, integer limits) and inputs that must raise. The worst of these is the pair's verdict.
 The page is made of [ops.csv](ops.csv), which also names the smallest call that shows it.
 
 | | verdict | meaning |

@@ -10,7 +10,7 @@ import torch
 from .. import wgsl
 from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, Operand, check_fits, dtype_of, emit
 from ..recipe import Graph, Scalar, Tensor, Words, grid
-from ..registry import lower
+from ..registry import fallback, lower
 from ..wgsl import F32, I64, DType
 
 
@@ -122,3 +122,11 @@ def _linspace(graph: Graph, start: Any, end: Any, steps: int, dtype: int | None 
 
     graph.launch("linspace", [("o", out, "w")], words, source, grid(steps, WORKGROUP))
     return out
+
+
+fallback(
+    "powers of float64, which WGSL does not have",
+    "logspace",
+    "logspace.out",
+    *(f"logspace.{form}{out}" for form in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor") for out in ("", "_out")),
+)
