@@ -136,7 +136,8 @@ def _decomposition_of(op: Any) -> Callable[..., Any] | None:
     if functional is not None:
         compute = functional if _has_kernel(functional) else _counted(functional)
         if compute is not None:
-            return writing(functional.name(), compute, outs)
+            options = len(functional._schema.arguments) > len(op._schema.arguments)  # dtype and device, told by the target
+            return writing(functional.name(), compute, outs, options)
     return _counted(op)
 
 
@@ -179,7 +180,7 @@ def _functional_of(op: Any) -> tuple[Any, list[str]]:
     return None, outs
 
 
-def writing(name: str, compute: Callable[..., Any], outs: list[str]) -> Callable[..., Any]:
+def writing(name: str, compute: Callable[..., Any], outs: list[str], options: bool = False) -> Callable[..., Any]:
     """An in-place (``outs`` empty) or ``out=`` form by what computes the functional op.
 
     PyTorch's own table has such forms that resize inputs written in place.
@@ -187,6 +188,8 @@ def writing(name: str, compute: Callable[..., Any], outs: list[str]) -> Callable
 
     def run(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(out) for out in outs] or [args[0]]
+        if options:
+            kwargs.update(dtype=targets[0].dtype, device=targets[0].device)
         results = compute(*args, **kwargs)
         if results is NotImplemented:
             return results

@@ -75,7 +75,7 @@ def judge(pair: Pair, depth: Depth = Depth()) -> Verdict:
     if tried and refusals >= tried:
         return Verdict("refused", findings[0][1], str(findings[0][2]))
     if tried == 0:
-        return Verdict("refused", "no sample that the CPU takes")
+        return Verdict("refused", f"not compared: {special.excused(*pair, 'forward')}")
     now_backed, now_composed = _counts()
     if fell := now_backed - backed:
         return Verdict("fell back", " ".join(sorted(key.removeprefix("aten::") for key in fell)))
@@ -112,7 +112,7 @@ def _attempts(info: OpInfo, pair: Pair, dtype: torch.dtype, depth: Depth) -> Ite
         for call in samples.differentiable(info, depth.others):
             yield partial(_gradients, name, info.op, call)
     if depth.edges and info.error_inputs_func is not None and pair[1] == dtypes_of(info)[0]:
-        for error in info.error_inputs("cpu"):
+        for error in info.error_inputs("cpu") if special.excused(*pair, "error") is None else ():
             s = error.sample_input
             yield partial(_error, name, info.op, Call("error", s.input, tuple(s.args), dict(s.kwargs)))
 
@@ -146,13 +146,13 @@ def _on_device(call: Call, run: Callable[[], Any]) -> tuple[Any, Finding | None]
 
 
 def _forward(name: str, op: Callable[..., Any], call: Call) -> Finding | None:
-    there = moved_or_none(call)
+    there = moved_or_none(name, call)
     again = _copied(call)
     try:
         want = call.run(op)
     except Exception:
         return None  # no sample of this op after all
-    if there is None or too_wide(want):
+    if there is None or (too_wide(want) and name not in special.OTHER_DTYPE):
         return _must_refuse(call, op)
     got, finding = _on_device(call, lambda: there.run(op))
     if finding is not None:
@@ -161,9 +161,9 @@ def _forward(name: str, op: Callable[..., Any], call: Call) -> Finding | None:
     return ("wrong", different, call) if different else None
 
 
-def moved_or_none(call: Call) -> Call | None:
+def moved_or_none(name: str, call: Call) -> Call | None:
     """The call on the device; None where its numbers do not exist there."""
-    return None if too_wide(call.values) else moved(call)
+    return None if too_wide(call.values) else moved(call, name not in special.ON_CPU)
 
 
 def _must_refuse(call: Call, op: Callable[..., Any]) -> Finding | None:
@@ -252,7 +252,7 @@ def _written(out: torch.Tensor) -> bool:
 
 
 def _gradients(name: str, op: Callable[..., Any], call: Call) -> Finding | None:
-    there = moved_or_none(call)
+    there = moved_or_none(name, call)
     if there is None:
         return None
     try:

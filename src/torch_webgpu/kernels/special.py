@@ -1,7 +1,7 @@
 """Chebyshev series of special functions, fitted to 40-digit values (interpolated at 60 nodes, cut where float32 ends).
 
-``f(x) = sum_k c_k T_k(t)``; templates/special.wgsl says for each which argument t in [-1, 1] stands for and what the series is
-multiplied by. WGSL functions ``cheb_<name>(t)`` sum them by Clenshaw's recurrence.
+``f(x) = sum_k c_k T_k(t)``; templates/special.wgsl says for each which argument t in [-1, 1] stands for and what the series
+is multiplied by. WGSL functions ``cheb_<name>(t)`` sum them by Clenshaw's recurrence.
 """
 
 from __future__ import annotations

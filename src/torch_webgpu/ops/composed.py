@@ -1,4 +1,4 @@
-"""Ops composed of others, where PyTorch has kernels for its own devices only: backward of pools and pads, renormalisation."""
+"""Ops composed of others, where PyTorch has kernels for its own devices only: backward of pools and pads, and a few more."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _to_places(spatial: int) -> Callable[..., torch.Tensor]:
         indices = next(a for a in reversed(arguments) if isinstance(a, torch.Tensor))
         lead = x.shape[:-spatial]
         flat = x.new_zeros((*lead, x.shape[-spatial:].numel()))
-        flat.scatter_add_(-1, indices.reshape((*lead, -1)), grad.reshape((*lead, -1)))
+        flat.scatter_add_(-1, indices.flatten(-spatial), grad.flatten(-spatial))
         return flat.reshape(x.shape)
 
     return run

@@ -167,36 +167,6 @@ def _nanmedian(self: torch.Tensor) -> torch.Tensor:
     return _nanmedian_dim(self.reshape(-1), 0)[0] if self.numel() else self.median()
 
 
-_CHUNK = 16 << 20  # elements of differences held at once
-
-
-def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float) -> torch.Tensor:
-    """Distances between the rows of (…, P, M) and (…, R, M), batches already broadcast by PyTorch."""
-    rows, columns, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
-    batch = math.prod(x1.shape[:-2])
-    step = max(1, _CHUNK // max(1, batch * columns * width))
-    parts = []
-    for i in range(0, rows, step):
-        difference = x1[..., i : i + step, None, :] - x2[..., None, :, :]
-        if p == 0:  # how many differ; unlike a norm's, PyTorch's count passes NaN on
-            parts.append(difference.abs().ceil().clamp(max=1).sum(-1))
-        else:
-            parts.append(torch.linalg.vector_norm(difference, ord=p, dim=-1))
-    return torch.cat(parts, -2) if parts else x1.new_empty((*x1.shape[:-2], rows, columns))
-
-
-def _cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
-    if not x1.is_floating_point() or not x2.is_floating_point():
-        raise RuntimeError(f"cdist only supports floating-point dtypes, got {x1.dtype} and {x2.dtype}")
-    if x1.shape[-1] != x2.shape[-1]:
-        raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {x1.shape[-1]} X2: {x2.shape[-1]}")
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    x1, x2 = x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:])
-    if x1.shape[-1] == 0:
-        return x1.new_zeros((*batch, x1.shape[-2], x2.shape[-2]))
-    return _cdist(x1, x2, p)
-
-
 for _name, _function in {
     "_unique2": _unique2,
     "_unique": _unique,
@@ -209,6 +179,5 @@ for _name, _function in {
     "unique_dim_consecutive": _unique_dim_consecutive,
     "nanmedian.dim": _nanmedian_dim,
     "nanmedian": _nanmedian,
-    "_cdist_forward": _cdist_forward,
 }.items():
     _aten.impl(_name, _function, "PrivateUse1")
