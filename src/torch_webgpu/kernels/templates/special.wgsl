@@ -169,7 +169,7 @@ fn ndtri_(p: f32) -> f32 {
 
 // Hurwitz zeta by Euler and Maclaurin (DLMF 25.11): a sum up to q + 9, an integral, corrections with Bernoulli's numbers.
 fn zeta_(x: f32, q: f32) -> f32 {
-  if (isnan_(x) || isnan_(q)) { return nan_(); }
+  if (isnan_(x) || isnan_(q) || (isinf_(q) && q > 0.0)) { return nan_(); }
   if (x == 1.0) { return inf_(); }
   if (x < 1.0) { return nan_(); }
   if (q <= 0.0) {
