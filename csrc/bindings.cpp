@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "allocator.h"
+#include "collectives.h"
 #include "device.h"
 #include "generator.h"
 #include "guarded.h"
@@ -122,6 +123,8 @@ PyObject* py_register_error(PyObject*, PyObject* args) {
   Py_DECREF(done);
   return PyLong_FromUnsignedLong(id);
 }
+
+PyObject* py_register_collectives(PyObject*, PyObject*) { return guarded(register_collectives); }
 
 PyObject* py_synchronize(PyObject*, PyObject*) {
   return guarded([] { synchronize(); });
@@ -259,6 +262,7 @@ PyMethodDef methods[] = {
     {"reset_stats", py_reset_stats, METH_NOARGS, ""},
     {"profile", py_profile, METH_O, "count nanoseconds per stage"},
     {"set_submit_interval", py_submit_interval, METH_O, "launches per submit"},
+    {"register_collectives", py_register_collectives, METH_NOARGS, "torch.distributed for the device's tensors; once"},
     {"fallbacks", py_fallbacks, METH_NOARGS, "{op: times it ran on the CPU}"},
     {"default_generator", py_default_generator, METH_NOARGS, "the device's generator as a torch.Generator"},
     {"memory_stats", py_memory_stats, METH_NOARGS, ""},

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "abort.h"
 #include "device.h"
 
 namespace webgpu {
@@ -154,7 +155,9 @@ void submit(Encoder& e, Handle commands) {
     e.in_flight.push_back(
         api.work_done(device.queue, {nullptr, wait_any_only, [](uint32_t, void*, void*) {}, nullptr, nullptr}).id);
   } else {
-    e.in_flight.push_back(api.submit_for_index(device.queue, 1, &commands));
+    uint64_t index = 0;
+    if (!survives([&] { index = api.submit_for_index(device.queue, 1, &commands); })) return lose_device();
+    e.in_flight.push_back(index);
   }
   while (e.in_flight.size() > most_in_flight && !device_lost()) {
     uint64_t oldest = e.in_flight.front();
@@ -163,7 +166,7 @@ void submit(Encoder& e, Handle commands) {
       FutureWaitInfo wait{{oldest}, 0};
       api.wait_any(device.instance, 1, &wait, UINT64_MAX);
     } else {
-      api.device_poll(device.device, 1, &oldest);
+      poll_device(true, &oldest);
     }
   }
 }

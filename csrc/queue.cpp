@@ -132,7 +132,7 @@ void poll(const Mapping& mapping) {
     FutureWaitInfo wait{mapping.future, 0};
     if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, 0);
   } else {
-    api.device_poll(device.device, 0, nullptr);
+    poll_device(false);
   }
 }
 
@@ -144,7 +144,7 @@ void copy_mapped(const Staging& staging, const Mapping& mapping, uint64_t bytes,
     if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, UINT64_MAX);
   } else {
     while (!*mapping.answer && !device_lost()) {
-      api.device_poll(device.device, all, nullptr);
+      poll_device(all);
       if (!all && !*mapping.answer) usleep(20);
     }
   }

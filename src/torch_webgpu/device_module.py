@@ -78,9 +78,13 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Accepts the only device; raises RuntimeError for any other."""
+    """Accepts the only device; raises RuntimeError for any other.
+
+    In a process that torchrun started the number of the process (``LOCAL_RANK``) names that device too: launchers and
+    ``DeviceMesh`` count the processes of a machine so, and each has its own.
+    """
     index = torch.device(device).index if isinstance(device, (str, torch.device)) else device
-    if index not in (None, 0):
+    if index not in (None, 0) and str(index) != os.environ.get("LOCAL_RANK"):
         raise RuntimeError(f"webgpu has one device per process, got {device!r}; choose it with TORCH_WEBGPU_ADAPTER")
 
 
@@ -290,7 +294,7 @@ default_generators: tuple[torch.Generator, ...] = ()
 
 
 def __getattr__(name: str) -> Any:
-    if name == "_initialized":  # torch.utils.checkpoint asks before it keeps the generator's state
+    if name == "_initialized":  # torch.utils.checkpoint asks whether there are random numbers to repeat
         return is_initialized()
     return adaptations.inductor_class(name)
 

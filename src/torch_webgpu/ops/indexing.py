@@ -330,7 +330,7 @@ def _index_copy(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor
 def _index_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
     if alpha != 1:
         cls = x.dtype.cls
-        form = "mul64({0}, {1})" if cls == "l" else "({0} * {1})"
+        form = {"l": "mul64({0}, {1})", "b": "({0} && {1})"}.get(cls, "({0} * {1})")
         scaled = graph.new(source.sizes, x.dtype)
         emit(graph, form, [source, alpha], [cls] * 2, cls, scaled, "scale")
         source = scaled
