@@ -40,7 +40,11 @@ def test_hooks_run_in_order_and_may_change_gradients() -> None:
     (y * 3).sum().backward()
     assert seen == ["y webgpu", "x [60.0, 60.0, 60.0]"]
     layer = nn.Linear(3, 2).to(DEVICE)
-    layer.register_full_backward_hook(lambda m, given, got: seen.append(f"{given[0].shape} {got[0].shape}"))
+
+    def note(module: nn.Module, given: Any, got: Any) -> None:
+        seen.append(f"{given[0].shape} {got[0].shape}")
+
+    layer.register_full_backward_hook(note)
     layer(x[None]).sum().backward()
     assert seen[-2] == "torch.Size([1, 3]) torch.Size([1, 2])"
 
