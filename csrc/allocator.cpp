@@ -50,21 +50,7 @@ void release_list(std::vector<Block*>& list) {
                         " bytes). Free tensors, or split the tensor into smaller ones."));
 }
 
-Handle create(uint64_t size) {
-  raise_errors("an earlier command");  // errors of earlier commands are not this buffer's
-  BufferDescriptor descriptor{};
-  descriptor.usage = usage::storage | usage::copy_src | usage::copy_dst;
-  descriptor.size = size;
-  Handle buffer = api.create_buffer(device.device, &descriptor);
-  if (!has_errors()) return buffer;
-  bool memory = false;
-  auto errors = take_errors();
-  for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
-  if (buffer) api.buffer_release(buffer);
-  if (device_lost()) raise_errors("creating a buffer");
-  if (!memory) raise_python("InternalError", "creating a buffer: " + errors[0].message);
-  return nullptr;
-}
+Handle create(uint64_t size) { return create_buffer(usage::storage | usage::copy_src | usage::copy_dst, size); }
 
 // For torch.profiler's profile_memory=True.
 void report(Block* block, int64_t change) {
@@ -142,6 +128,22 @@ uint64_t size_class(uint64_t bytes, bool coarse) {
   return (std::max<uint64_t>(bytes, 1) + step - 1) / step * step;
 }
 
+Handle create_buffer(uint64_t usages, uint64_t size) {
+  raise_errors("an earlier command");  // errors of earlier commands are not this buffer's
+  BufferDescriptor descriptor{};
+  descriptor.usage = usages;
+  descriptor.size = size;
+  Handle buffer = api.create_buffer(device.device, &descriptor);
+  if (!has_errors()) return buffer;
+  bool memory = false;
+  auto errors = take_errors();
+  for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
+  if (buffer) api.buffer_release(buffer);
+  if (device_lost()) raise_errors("creating a buffer");
+  if (!memory) raise_python("InternalError", "creating a buffer: " + errors[0].message);
+  return nullptr;
+}
+
 Block* allocate_block(uint64_t bytes, bool coarse) {
   ensure_device();
   Lock lock(device_mutex());
@@ -160,6 +162,7 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
       flush();
       wait_idle();
       empty_cache();
+      wait_idle();  // Dawn gives memory back only after a later submit
       buffer = create(size);
     }
     if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");

@@ -1,6 +1,7 @@
 // The device in PyTorch: guard, hooks, and the ops that move or reinterpret storage. Everything that computes goes through
 // boxed_kernel (recipe.h).
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/DispatchStub.h>
@@ -206,7 +207,11 @@ void download(const Tensor& src, const Tensor& dst) {
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool) {
-  if (dst.numel() == 0 || self.numel() == 0) return dst;
+  if (dst.numel() == 0 || self.numel() == 0) {
+    TORCH_CHECK(at::is_expandable_to(self.sizes(), dst.sizes()), "output with shape ", dst.sizes(),
+                " doesn't match the broadcast shape ", self.sizes());
+    return dst;
+  }
   if (C10_UNLIKELY(self.is_neg() || dst.is_neg())) {  // views with the negative bit: see through it on both sides
     Tensor value = self.is_neg() ? at::_neg_view(self).neg() : self;
     copy_from(dst.is_neg() ? value.neg() : value, dst.is_neg() ? at::_neg_view(dst) : dst, false);

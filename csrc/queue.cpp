@@ -61,10 +61,22 @@ Staging take_staging(uint64_t bytes) {
       return found;
     }
   }
-  BufferDescriptor descriptor{};
-  descriptor.usage = usage::map_read | usage::copy_dst;
-  descriptor.size = std::max<uint64_t>(size_class(bytes), 4096);
-  return {api.create_buffer(device.device, &descriptor), descriptor.size};
+  if (has_errors()) raise_errors(asynchronous);
+  uint64_t size = std::max<uint64_t>(size_class(bytes), 4096);
+  auto make = [&] { return create_buffer(usage::map_read | usage::copy_dst, size); };
+  Handle buffer = make();
+  if (!buffer) {
+    for (auto& kept : staging_pool) api.buffer_release(kept.buffer);
+    staging_pool.clear();
+    empty_cache();
+    buffer = make();
+  }
+  if (!buffer) {  // found out before anything that was recorded is lost
+    raise_python("OutOfMemoryError",
+                 "WebGPU out of memory: the device refused the staging buffer of " + std::to_string(size) +
+                     " bytes that reading a tensor back needs. Free tensors, or read it in smaller pieces.");
+  }
+  return {buffer, size};
 }
 
 void give_staging(Staging staging) {

@@ -31,9 +31,9 @@ _registered = False
 
 def fallbacks() -> dict[str, int]:
     """Ops that ran on the CPU for want of a kernel, and how often, since the start of the process."""
-    from . import _C, registry
+    from . import _C, decompositions
 
-    return _C.fallbacks() | registry.python_fallbacks()
+    return _C.fallbacks() | decompositions.python_fallbacks()
 
 
 def _autoload() -> None:

@@ -17,6 +17,7 @@ from .judge import VERDICTS, Verdict
 from .pairs import Pair
 
 LIMIT = 180.0  # seconds a pair may take, compilation of its shaders included
+COMMAND = (sys.executable, "-m", "conformance.worker")
 _START = 300.0  # seconds a worker may take to import torch and the ops
 _FOLDER = Path(__file__).parent.parent
 
@@ -24,8 +25,8 @@ _FOLDER = Path(__file__).parent.parent
 class Worker:
     """A process that judges pairs; started anew after a crash or a hang."""
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
+    def __init__(self, log: Path, command: tuple[str, ...], limit: float) -> None:
+        self._log, self._command, self._limit = log, command, limit
         self._process: subprocess.Popen[str] | None = None
         self._answers = -1
         self._rest = b""
@@ -35,7 +36,7 @@ class Worker:
         path = os.pathsep.join([str(_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "conformance.worker", str(write)],
+                [*self._command, str(write)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
@@ -68,7 +69,7 @@ class Worker:
         try:
             process.stdin.write(json.dumps(pair) + "\n")
             process.stdin.flush()
-            answer = self._line(LIMIT)
+            answer = self._line(self._limit)
         except BrokenPipeError:
             answer = None
         if answer is not None:
@@ -76,7 +77,7 @@ class Worker:
         alive = process.poll() is None and not self._ended()
         self.stop()
         if alive:
-            return Verdict("hung", f"no answer in {LIMIT:.0f} s")
+            return Verdict("hung", f"no answer in {self._limit:.0f} s")
         return Verdict("crashed", f"the process ended with {process.returncode}")
 
     def _ended(self) -> bool:
@@ -111,8 +112,15 @@ class Journal:
                 file.write(json.dumps([*pair, verdict.verdict, verdict.reason, verdict.sample]) + "\n")
 
 
-def run(pairs: list[Pair], journal: Journal, workers: int) -> dict[Pair, Verdict]:
-    """Judges the pairs that the journal does not know; shows a progress bar with the counts."""
+def run(
+    pairs: list[Pair], journal: Journal, workers: int, command: tuple[str, ...] = COMMAND, limit: float = LIMIT
+) -> dict[Pair, Verdict]:
+    """Judges the pairs that the journal does not know; shows a progress bar with the counts.
+
+    Args:
+        command: starts a worker; the file descriptor for its answers comes last.
+        limit: seconds that a pair may take.
+    """
     todo = deque(pair for pair in pairs if pair not in journal.known)
     counts = Counter(journal.known[pair].verdict for pair in pairs if pair in journal.known)
     columns = (
@@ -127,7 +135,7 @@ def run(pairs: list[Pair], journal: Journal, workers: int) -> dict[Pair, Verdict
         bar = progress.add_task("conformance", total=len(pairs), completed=len(pairs) - len(todo))
 
         def work() -> None:
-            worker = Worker(log)
+            worker = Worker(log, command, limit)
             try:
                 while todo:
                     pair = todo.popleft()

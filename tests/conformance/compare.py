@@ -28,7 +28,7 @@ def mismatch(name: str, call: Call, got: Any, want: Any, exact: Any = None) -> s
             different = _number(name, g, w)
         else:
             different = _tensor(name, call, g, w)
-            if different and exact is not None and w.is_floating_point() and g.shape == w.shape and g.dtype == w.dtype:
+            if different and exact is not None and w.is_floating_point() and g.shape == w.shape:
                 wide = wide or tree_flatten(exact())[0]
                 if len(wide) == len(expected) and isinstance(wide[i], torch.Tensor):
                     different = different and _tensor(name, call, g, wide[i].to(w.dtype))
@@ -48,7 +48,9 @@ def _number(name: str, got: Any, want: Any) -> str | None:
 
 
 def _tensor(name: str, call: Call, got: torch.Tensor, want: torch.Tensor) -> str | None:
-    if got.device.type != DEVICE and call.tensors:
+    if name in special.OTHER_DTYPE:
+        got = got.detach().cpu().to(want.dtype)
+    elif got.device.type != DEVICE and call.tensors:
         return f"result on {got.device}"
     if got.dtype != want.dtype:
         return f"dtype {got.dtype} instead of {want.dtype}"
@@ -59,7 +61,7 @@ def _tensor(name: str, call: Call, got: torch.Tensor, want: torch.Tensor) -> str
     here = got.detach().cpu()
     if special.is_random(name, call):
         return special.check_random(name, call, here, want.detach())
-    rtol, atol = tolerance.of(name, want.dtype)
+    rtol, atol = tolerance.of(name, want.dtype, call.what)
     try:
         torch.testing.assert_close(here, want.detach(), rtol=rtol, atol=atol, equal_nan=True)
         return None
@@ -82,6 +84,8 @@ def widened(call: Call) -> Call:
     """The call with float tensors as float64 (CPU)."""
 
     def wide(t: Any) -> Any:
+        if isinstance(t, torch.dtype) and t in (torch.float16, torch.bfloat16, torch.float32):
+            return torch.float64
         return t.detach().double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t
 
     return Call(call.what, *tree_map(wide, call.values))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Call:
     kwargs: dict[str, Any]
     broadcasts: bool = False
     process: Callable[[Any], Any] = lambda x: x
+    noted: str = ""  # the text of the call before it was made, where it may resize its arguments
 
     @property
     def values(self) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -45,13 +46,15 @@ class Call:
     def mapped(self, f: Callable[[Any], Any]) -> Call:
         """The call with ``f`` of every leaf of its arguments."""
         input_, args, kwargs = tree_map(f, self.values)
-        return Call(self.what, input_, args, kwargs, self.broadcasts, self.process)
+        return replace(self, input=input_, args=args, kwargs=kwargs)
 
     def size(self) -> int:
         """Elements of all tensors: the smaller of two failing calls tells more."""
         return sum(t.numel() for t in self.tensors)
 
     def __str__(self) -> str:
+        if self.noted:
+            return self.noted
         input_, args, kwargs = tree_map(_short, self.values)
         parts = [input_, *args, *(f"{k}={v}" for k, v in kwargs.items())]
         text = f"{self.what}({', '.join(str(p).replace(chr(39), '') for p in parts)})"
@@ -93,9 +96,10 @@ class Mover:
         return moved.detach().requires_grad_(t.requires_grad)
 
 
-def moved(call: Call) -> Call:
-    """The call on the device."""
-    result = call.mapped(Mover())
+def moved(call: Call, whole: bool = True) -> Call:
+    """The call on the device; its first argument only, without ``whole``."""
+    mover = Mover()
+    result = call.mapped(mover) if whole else replace(call, input=mover(call.input))
     if "device" in result.kwargs:
         result.kwargs["device"] = DEVICE
     return result

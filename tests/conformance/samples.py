@@ -109,6 +109,8 @@ def elementwise(info: OpInfo, dtype: torch.dtype) -> list[Call]:
             found.append(_with(info, dtype, "empty", empty, empty.clone()))
         edges = extremes(dtype)
         pairs = list(product(edges.tolist(), edges.tolist()))
+        if not dtype.is_floating_point and dtype != torch.bool:  # min / -1 ends the process on the CPU
+            pairs = [p for p in pairs if p != (edges[0].item(), -1)]
         left, right = (torch.tensor(side, dtype=dtype) for side in zip(*pairs, strict=True))
         found.append(_with(info, dtype, "extremal", left, right))
         return found + _drawn("large", core.generate_elementwise_binary_large_value_tensors, info, dtype, 1)

@@ -97,17 +97,17 @@ def page(verdicts: dict[Pair, Verdict]) -> str:
     bounds = [f"| {name} | {r:g} | {a:g} | {why} |" for name, (r, a, why) in sorted(tolerance.BOUNDS.items())]
     expected = [
         f"| {name} | {', '.join(dtypes) or 'all'} | {', '.join(aspects) or 'all'} | {why} |"
-        for name, (dtypes, aspects, why) in sorted(special.EXPECTED.items())
+        for name, (dtypes, aspects, why) in special.expected()
     ]
     legend = "\n".join(f"| {SIGNS[v]} | {v} | {_MEANING[v]} |" for v in VERDICTS)
     return f"""# Ops
 
 What `make conformance` found: PyTorch's own samples of {len(names)} ops (`op_db`), each with every dtype that the CPU
 supports and WebGPU can hold, on webgpu against the CPU. A pair of op and dtype is tried with plain samples (up to
-{depth.forward}, evenly spread over PyTorch's list, and an empty one), and with up to {depth.others} of each: `out=` (with gaps;
-empty), in place, non-contiguous, gradients (float32 only); then broadcast, promoted, zero-size and extremal inputs (NaN,
-infinities, signed zeros, subnormals, integer limits) and inputs that must raise. The worst of these is the pair's verdict.
-The page is made of [ops.csv](ops.csv), which also names the smallest call that shows it.
+{depth.forward}, evenly spread over PyTorch's list, and an empty one), and with up to {depth.others} of each: `out=` (with
+gaps; empty), in place, non-contiguous, gradients (float32 only); then broadcast, promoted, zero-size and extremal inputs
+(NaN, infinities, signed zeros, subnormals, integer limits) and inputs that must raise. The worst of these is the pair's
+verdict. The page is made of [ops.csv](ops.csv), which also names the smallest call that shows it.
 
 | | verdict | meaning |
 |---|---|---|
@@ -143,4 +143,10 @@ Random ops are compared by shape, dtype, range and moments; `empty` and its like
 | op | dtypes | with | why |
 |---|---|---|---|
 {chr(10).join(expected)}
+
+Compared after conversion to the CPU's dtype:
+
+| op | why |
+|---|---|
+{chr(10).join(f"| {name} | {why} |" for name, why in sorted(special.OTHER_DTYPE.items()))}
 """
