@@ -1,6 +1,6 @@
 """Random programs against the CPU, eager and compiled; what fails is shrunk to a few lines and printed as a test.
 
-``python tests/random_programs.py --count 100000`` (``make nightly``) runs many fresh ones; ``test_random_programs.py`` a few.
+``make nightly`` runs many fresh ones (``python tests/random_programs.py --count 100000``), test_random_programs.py a few.
 """
 
 from __future__ import annotations
@@ -119,10 +119,9 @@ def as_test(drawn: Drawn, name: str = "found") -> str:
     layouts = ", ".join(f"Layout({x.base}, {x.sizes}, {x.strides}, {x.offset})" for x in drawn.layouts)
     body = "\n        ".join([*lines, f"return {results}"])
     error = max(drawn.errors.values(), default=0.0)
-    return (
-        f"def test_{name}() -> None:\n    def program(device: Any, {', '.join(f'{n}: Any' for n in inputs)}) -> Any:\n        {body}\n\n"
-        f"    check_written(program, [{bases}], [{layouts}], {error!r})\n"
-    )
+    taken = ", ".join(f"{name}: Any" for name in inputs)
+    head = f"def test_{name}() -> None:\n    def program(device: Any, {taken}) -> Any:\n        {body}\n\n"
+    return f"{head}    check_written(program, [{bases}], [{layouts}], {error!r})\n"
 
 
 # ------------------------------------------------------------------------------------------------------- many of them
@@ -151,13 +150,9 @@ def hunt(count: int, seed: int, compiled: bool, on_program: Callable[[], None] =
     try:
         one()
     except Exception as e:
-        where = traceback.extract_tb(e.__traceback__)[-1]
-        return (
-            f"# seed {seed}, {'compiled' if compiled else 'eager'}: {type(e).__name__} ({where.name}): {str(e)[:1500]}\n".replace(
-                "\n", "\n# "
-            ).rstrip("# ")
-            + as_test(last[0])
-        )
+        where = traceback.extract_tb(e.__traceback__)[-1].name
+        what = f"seed {seed}, {'compiled' if compiled else 'eager'}: {type(e).__name__} ({where}): {str(e)[:1500]}"
+        return "".join(f"# {line}\n" for line in what.splitlines()) + as_test(last[0])
     return None
 
 
