@@ -30,6 +30,13 @@ def _mask(b: Builder, shape: tuple[int, ...]) -> Value:
     return b.call(b.choose((torch.ge, torch.lt)), b.new_input(shape, torch.int64), b.integer(-3, 3))  # type: ignore[no-any-return]
 
 
+def _loose(b: Builder, result: Any, factor: float) -> Any:
+    """A result of many roundings, or one that small differences of its operands move far."""
+    if result is not None and not b.exact(result):
+        b.errors[result.storage] *= factor
+    return result
+
+
 def masked(b: Builder) -> Any:
     """Reads and writes by masks; sizes that depend on numbers."""
     x = b.value(lambda t: t.ndim > 0)
@@ -90,7 +97,7 @@ def resized(b: Builder) -> Any:
         kwargs["scale_factor"] = b.choose((2, 0.5, 1.5, 3))
     else:
         kwargs["size"] = tuple(b.choose((2, 5, 1, 8)) for _ in range(lines))
-    return b.call(F.interpolate, x, rough=not mode.startswith("nearest"), **kwargs)
+    return _loose(b, b.call(F.interpolate, x, rough=not mode.startswith("nearest"), **kwargs), 16.0)
 
 
 def shuffled(b: Builder) -> Any:
@@ -158,7 +165,11 @@ def normalised(b: Builder) -> Any:
         return b.call(F.normalize, b.call(torch.add, x, 4), b.choose((2.0, 1.0)), 1, rough=True)
     mean, variance = b.new_input((channels,), dtype), b.call(torch.abs, b.new_input((channels,), dtype))
     variance = b.call(torch.add, variance, 1)
-    return b.call(F.batch_norm, x, mean, variance, gain, bias, kind == "training", 0.5, 0.1, rough=True)
+    result = b.call(F.batch_norm, x, mean, variance, gain, bias, kind == "training", 0.5, 0.1, rough=True)
+    if kind == "training":  # writes its statistics, which the schema does not tell
+        for statistics in (mean, variance):
+            b.errors[statistics.storage] = 16 * torch.finfo(dtype).eps * max(magnitude(x.tensor) ** 2, 1.0)
+    return _loose(b, result, 4.0)
 
 
 def attended(b: Builder) -> Any:
@@ -349,8 +360,8 @@ def bits(b: Builder) -> Any:
         return b.call(torch.bitwise_not, x)
     if kind == "mean":
         return b.call(torch.mean, x, dtype=torch.float32, rough=True)
-    names = {"and": "bitwise_and", "xor": "bitwise_xor"}
-    return b.call(getattr(torch, names.get(kind, kind)), x, y)
+    named = {"and": "bitwise_and", "xor": "bitwise_xor"}
+    return b.call(getattr(torch, named.get(kind) or kind), x, y)
 
 
 def losses(b: Builder) -> Any:
