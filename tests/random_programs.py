@@ -156,11 +156,21 @@ def hunt(count: int, seed: int, compiled: bool, on_program: Callable[[], None] =
     return None
 
 
+def forget(pipelines: bool) -> None:
+    """Lets go of what is kept for programs that come again: these do not."""
+    from torch_webgpu import _C, recipe
+    from torch_webgpu.compiler import backend
+
+    _C.clear_recipes()
+    backend.compiled.clear()
+    if pipelines:
+        recipe.clear_pipelines()
+    torch.webgpu.empty_cache()  # type: ignore[attr-defined]
+
+
 def main() -> None:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from torch_webgpu import _C
 
     parser = argparse.ArgumentParser(description="Random programs on webgpu against the CPU.")
     parser.add_argument("--count", type=int, default=100_000)
@@ -189,10 +199,9 @@ def main() -> None:
                 console.print(found, markup=False, highlight=False, soft_wrap=True)
             done += size
             progress.update(task, completed=done, failed=failures)
-            _C.clear_recipes()
-            torch.webgpu.empty_cache()  # type: ignore[attr-defined]
-            if compiled:
-                torch._dynamo.reset()
+            if not console.is_terminal and batch % 10 == 9:
+                console.print(f"{done} programs, {failures} of {batch + 1} batches failed, {time.monotonic() - start:.0f} s")
+            forget(pipelines=batch % 40 == 39)
     console.print(f"{done} programs, {failures} of {batch + 1} batches failed, {time.monotonic() - start:.0f} s")
     raise SystemExit(failures > 0)
 
