@@ -17,12 +17,13 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 PAGES  := package.json package-lock.json eslint.config.js
 CODE   := src tests setup.py $(wildcard benchmarks examples)
 
-.PHONY: demo test conformance lint format bench clean help
+.PHONY: demo test conformance nightly lint format bench clean help
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
 	@echo "make conformance   PyTorch's samples of every op x dtype, written to docs/ops.md (an interrupted run goes on)"
+	@echo "make nightly 100 000 random programs on webgpu against the CPU (ARGS='--count 1000 --seed 5'); failures as tests"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
@@ -38,6 +39,9 @@ test: $(VENV)/.dev
 	TORCH_WEBGPU_IMPL=dawn $(PYTEST) -m "not once" $(ARGS)
 	@echo "== the specification's default limits"
 	TORCH_WEBGPU_LIMITS=default $(PYTEST) -m "not once" $(ARGS)
+
+nightly: $(VENV)/.dev
+	cd tests && $(CURDIR)/$(BIN)/python -W ignore random_programs.py --count 100000 $(ARGS)
 
 conformance: $(VENV)/.dev
 	cd tests && $(CURDIR)/$(BIN)/python -W ignore -m conformance --workers $(JOBS) $(ARGS)
