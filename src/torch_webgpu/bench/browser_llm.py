@@ -12,9 +12,11 @@ from ..errors import ExportError
 from ..web.bundle import Bundle, Language
 from ..web.serving import Files, bundle_files
 from . import names
+from .models import NAMES
 from .schema import VERSION, Parameter
 
 METHOD = "bundle"
+_DTYPES = {"f16": "float16", "float16": "float16", "bfloat16": "bfloat16"}  # of activations; others are float32
 CONTEXTS = (16, 128, 512)
 #: A step of the prompt's tokens through the vocabulary: no two in a row are alike.
 _STRIDE = 7919
@@ -65,8 +67,14 @@ class Model:
     @property
     def parameters(self) -> dict[str, Parameter]:
         """Of its measurements, as ``bench llm`` has them."""
-        told = {k: v for k in ("dtype", "quantize") if (v := self.bundle.about.get(k))}
-        return {"dtype": "float32", **told, "protocol": "modern", "cache": "static"}
+        told = self.bundle.about.get("dtype", "f32")
+        quantised: dict[str, Parameter] = {"quantize": told} if told in ("int8", "int4") else {}
+        return {"dtype": _DTYPES.get(told, "float32"), **quantised, "protocol": "modern", "cache": "static"}
+
+    @property
+    def workload(self) -> str:
+        """The model's name, as ``bench llm`` has it where it knows the model."""
+        return next((name for name in NAMES if self.bundle.name.startswith(name)), self.bundle.name)
 
     @property
     def ids(self) -> list[int]:
@@ -87,7 +95,7 @@ def plan(model: Model, command: Sequence[str]) -> dict[str, Any]:
         "warmups": model.warmups,
         "names": {"metrics": metrics},
         "llm": {
-            "workload": model.bundle.about.get("model", model.bundle.name),
+            "workload": model.workload,
             "method": METHOD,
             "parameters": model.parameters,
             "prompts": list(model.prompts),

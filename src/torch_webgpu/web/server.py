@@ -71,7 +71,7 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Page:
-    """What lies under one token: files by their path, ``index.html`` for the folder itself; and what may be posted.
+    """What lies under one token: files by their path, ``index.html`` for a folder itself; and what may be posted.
 
     A file is its bytes, or where it lies on disk: it is read each time then.
     """
@@ -219,7 +219,10 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return
         page, name = found
-        name = name or "index.html"
+        if f"{name}/index.html" in page.files:  # the addresses in it begin at its folder
+            self._answer(308, Location=f"/{page.token}/{name}/")
+            return
+        name += "index.html" if not name or name.endswith("/") else ""
         body = page.files.get(name)
         if body is None:
             self._answer(404, b"There is no such file.")

@@ -14,8 +14,8 @@ STATIC = Path(__file__).parent / "static"
 _SHARED = ("measure/browser.js", "measure/elements.js", "measure/help.js")
 _VENDOR = "vendor/tokenizer.js"
 _NO_VENDOR = (
-    "the tokenizer's library is not built, so the exported model can be loaded in no browser: "
-    "run `npm ci && npm run vendor` in the source tree of torch_webgpu, then export again"
+    "the tokenizer's library is not built, so no browser can load the exported model: run `npm ci && npm run vendor` in the "
+    "source tree of torch_webgpu, then export again"
 )
 
 
