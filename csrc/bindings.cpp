@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "allocator.h"
+#include "collectives.h"
 #include "device.h"
 #include "generator.h"
 #include "guarded.h"
@@ -19,19 +20,22 @@ using namespace webgpu;
 PyObject* py_attach(PyObject*, PyObject* args) {
   const char* library;
   unsigned long long handle, queue, instance, max_buffer, max_binding;
-  int dawn, debug, threaded, computes;
-  if (!PyArg_ParseTuple(args, "sKKKppppKK", &library, &handle, &queue, &instance, &dawn, &debug, &threaded, &computes,
-                        &max_buffer, &max_binding)) {
+  const char* name;
+  int dawn, debug, threaded, timestamps, computes;
+  if (!PyArg_ParseTuple(args, "ssKKKpppppKK", &library, &name, &handle, &queue, &instance, &dawn, &debug, &threaded,
+                        &timestamps, &computes, &max_buffer, &max_binding)) {
     return nullptr;
   }
   return guarded([&] {
     Device d;
+    d.name = name;
     d.device = reinterpret_cast<Handle>(handle);
     d.queue = reinterpret_cast<Handle>(queue);
     d.instance = reinterpret_cast<Handle>(instance);
     d.dawn = dawn;
     d.debug = debug;
     d.threaded = threaded;
+    d.timestamps = timestamps;
     d.computes = computes;
     d.limits = {max_buffer, max_binding};
     attach_device(library, d);
@@ -66,10 +70,12 @@ PyObject* py_take_errors(PyObject*, PyObject*) {
 PyObject* py_add_pipeline(PyObject*, PyObject* args) {
   unsigned long long pipeline, layout;
   unsigned bindings, slots;
-  if (!PyArg_ParseTuple(args, "KKII", &pipeline, &layout, &bindings, &slots)) return nullptr;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "KKIIs", &pipeline, &layout, &bindings, &slots, &name)) return nullptr;
   uint32_t id = 0;
-  PyObject* done = guarded(
-      [&] { id = add_pipeline({reinterpret_cast<Handle>(pipeline), reinterpret_cast<Handle>(layout), bindings, slots}); });
+  PyObject* done = guarded([&] {
+    id = add_pipeline({reinterpret_cast<Handle>(pipeline), reinterpret_cast<Handle>(layout), bindings, slots}, name);
+  });
   if (!done) return nullptr;
   Py_DECREF(done);
   return PyLong_FromUnsignedLong(id);
@@ -117,6 +123,8 @@ PyObject* py_register_error(PyObject*, PyObject* args) {
   Py_DECREF(done);
   return PyLong_FromUnsignedLong(id);
 }
+
+PyObject* py_register_collectives(PyObject*, PyObject*) { return guarded(register_collectives); }
 
 PyObject* py_synchronize(PyObject*, PyObject*) {
   return guarded([] { synchronize(); });
@@ -222,7 +230,7 @@ PyMethodDef methods[] = {
     {"detach", py_detach, METH_NOARGS, "forgets a lost device; whether there was one"},
     {"callbacks", py_callbacks, METH_NOARGS, "addresses of the uncaptured-error and device-lost callbacks"},
     {"take_errors", py_take_errors, METH_NOARGS, "collected errors as [(type, message)]"},
-    {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots) -> id"},
+    {"add_pipeline", py_add_pipeline, METH_VARARGS, "add_pipeline(pipeline, layout, bindings, uniform_slots, name) -> id"},
     {"set_miss_handler", py_set_miss_handler, METH_VARARGS,
      "set_miss_handler(miss, trace): the callables that make recipes"},
     {"verify_recipes", py_verify_recipes, METH_O, "compare every derived recipe with the one that Python makes"},
@@ -254,6 +262,7 @@ PyMethodDef methods[] = {
     {"reset_stats", py_reset_stats, METH_NOARGS, ""},
     {"profile", py_profile, METH_O, "count nanoseconds per stage"},
     {"set_submit_interval", py_submit_interval, METH_O, "launches per submit"},
+    {"register_collectives", py_register_collectives, METH_NOARGS, "torch.distributed for the device's tensors; once"},
     {"fallbacks", py_fallbacks, METH_NOARGS, "{op: times it ran on the CPU}"},
     {"default_generator", py_default_generator, METH_NOARGS, "the device's generator as a torch.Generator"},
     {"memory_stats", py_memory_stats, METH_NOARGS, ""},

@@ -2,6 +2,7 @@
 
 #include "device.h"
 
+#include "abort.h"
 #include "allocator.h"
 #include "encoder.h"
 #include "queue.h"
@@ -71,7 +72,7 @@ void on_uncaptured_error(void* const* from, uint32_t type, StringView message, v
   if (late(from)) return;
   add_error(type, message);
   // wgpu-native refuses commands some time before it reports the loss.
-  if (type == 2 && to_string(message).find("device is lost") != std::string::npos) lose("the WebGPU library lost it");
+  if (type == 2 && to_string(message).find("device is lost") != std::string::npos) lose_device();
 }
 
 void on_device_lost(void* const* from, uint32_t, StringView message, void*, void*) {
@@ -81,6 +82,12 @@ void on_device_lost(void* const* from, uint32_t, StringView message, void*, void
 bool device_inherited() { return inherited.load(std::memory_order_relaxed); }
 
 bool device_lost() { return lost.load(std::memory_order_relaxed); }
+
+void lose_device() { lose("the WebGPU library lost it"); }
+
+void poll_device(bool wait, const uint64_t* index) {
+  if (!survives([&] { api.device_poll(device.device, wait, index); })) lose_device();
+}
 
 bool has_errors() { return any_error.load(std::memory_order_relaxed); }
 
@@ -171,6 +178,7 @@ bool detach_device() {
 void attach_device(const std::string& library, const Device& handles) {
   Lock lock(device_mutex());
   load_api(library, handles.dawn);
+  if (!handles.dawn) survive_aborts();
   device = handles;
   device.limits.max_buffer &= ~uint64_t(255);  // some adapters grant 2^31 - 1, not a whole number of words
 #ifndef _WIN32

@@ -18,11 +18,13 @@ struct Limits {
 };
 
 struct Device {
+  std::string name;
   Handle device = nullptr, queue = nullptr, instance = nullptr;
   bool dawn = false;
   bool debug = false;
-  bool threaded = true;  // whether the library may be called from several threads
-  bool computes = true;  // false on a driver that does nothing, whose memory means nothing
+  bool threaded = true;     // whether the library may be called from several threads
+  bool timestamps = false;  // whether passes can be timed
+  bool computes = true;     // false on a driver that does nothing, whose memory means nothing
   Limits limits;
 };
 
@@ -55,6 +57,10 @@ std::vector<DeviceError> take_errors();
 bool has_errors();
 // Once the device is lost every call raises, until it is detached; `take_errors` goes on naming the loss.
 bool device_lost();
+// What a call that ended in an abort means (see abort.h).
+void lose_device();
+// wgpu-native: lets it answer callbacks; `wait` for the submit with that index, else for all.
+void poll_device(bool wait, const uint64_t* index = nullptr);
 // In a child of fork(): the device is lost, and neither its library nor the encoder's state may be touched.
 bool device_inherited();
 // Throws the first collected error as a torch_webgpu exception; `context` names what was running.

@@ -8,7 +8,9 @@
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 
+#include "abort.h"
 #include "device.h"
 
 namespace webgpu {
@@ -45,6 +47,8 @@ struct Encoder {
   Handle ring = nullptr, upload_buffer = nullptr;
   std::unique_ptr<PassTimer> timer;
   bool timing = false;
+  bool timeline = false;
+  std::unique_ptr<LaunchTimer> launches;
   std::deque<uint64_t> in_flight;  // submission indices (wgpu-native) or futures (Dawn)
 
   std::mutex mutex;  // guards what follows
@@ -60,6 +64,8 @@ Encoder& state() {
   static auto* encoder = new Encoder;
   return *encoder;
 }
+
+Connection connection() { return {device.device, device.queue, device.instance, device.dawn}; }
 
 Handle make_buffer(uint64_t usages, uint64_t size) {
   BufferDescriptor descriptor{};
@@ -109,19 +115,23 @@ Handle bind_group(Encoder& e, const Command& command, const Window* windows) {
 
 Handle record(Encoder& e, const Batch& batch) {
   Handle encoder = api.create_encoder(device.device, nullptr), pass = nullptr, current = nullptr;
+  auto end = [&] {
+    api.end_pass(pass);
+    api.pass_release(std::exchange(pass, nullptr));
+  };
   for (auto& command : batch.commands) {
     if (!command.pipeline) {
-      if (pass) {
-        api.end_pass(pass);
-        api.pass_release(pass);
-        pass = nullptr;
-      }
+      if (pass) end();
       Handle src = command.src ? command.src : e.upload_buffer;
       api.copy_buffer(encoder, src, command.src_offset, command.dst, command.dst_offset, command.size);
       continue;
     }
+    bool alone = e.launches && command.launch;  // timed by itself
+    if (alone && pass) end();
     if (!pass) {
-      pass = e.timing ? e.timer->begin_pass(encoder) : api.begin_compute_pass(encoder, nullptr);
+      pass = alone      ? e.launches->begin_pass(encoder, command.launch)
+             : e.timing ? e.timer->begin_pass(encoder)
+                        : api.begin_compute_pass(encoder, nullptr);
       current = nullptr;
     }
     Handle group = bind_group(e, command, batch.windows.data() + command.first_window);
@@ -129,11 +139,9 @@ Handle record(Encoder& e, const Batch& batch) {
     api.set_bind_group(pass, 0, group, 1, &command.uniform_offset);
     api.dispatch(pass, command.groups[0], command.groups[1], command.groups[2]);
     e.dispatches++;
+    if (alone) end();
   }
-  if (pass) {
-    api.end_pass(pass);
-    api.pass_release(pass);
-  }
+  if (pass) end();
   Handle commands = api.finish(encoder, nullptr);
   api.encoder_release(encoder);
   return commands;
@@ -147,7 +155,9 @@ void submit(Encoder& e, Handle commands) {
     e.in_flight.push_back(
         api.work_done(device.queue, {nullptr, wait_any_only, [](uint32_t, void*, void*) {}, nullptr, nullptr}).id);
   } else {
-    e.in_flight.push_back(api.submit_for_index(device.queue, 1, &commands));
+    uint64_t index = 0;
+    if (!survives([&] { index = api.submit_for_index(device.queue, 1, &commands); })) return lose_device();
+    e.in_flight.push_back(index);
   }
   while (e.in_flight.size() > most_in_flight && !device_lost()) {
     uint64_t oldest = e.in_flight.front();
@@ -156,7 +166,7 @@ void submit(Encoder& e, Handle commands) {
       FutureWaitInfo wait{{oldest}, 0};
       api.wait_any(device.instance, 1, &wait, UINT64_MAX);
     } else {
-      api.device_poll(device.device, 1, &oldest);
+      poll_device(true, &oldest);
     }
   }
 }
@@ -171,12 +181,16 @@ void encode(Encoder& e, const Batch& batch) {
   // Queue writes run after earlier submits and before this one: the ring needs no second half.
   if (!batch.words.empty()) api.write_buffer(device.queue, e.ring, 0, batch.words.data(), batch.words.size() * 4);
   if (!batch.uploads.empty()) api.write_buffer(device.queue, e.upload_buffer, 0, batch.uploads.data(), batch.uploads.size());
+  if (e.timeline && device.timestamps && !e.launches) e.launches = std::make_unique<LaunchTimer>(connection());
+  if (e.launches) e.launches->make_room(batch.commands.size());
   Handle commands = record(e, batch);
   if (has_errors()) {  // submitting invalid commands aborts the process in wgpu-native
     if (commands) api.command_buffer_release(commands);
+    if (e.launches) e.launches->dropping();
     release_bind_groups(e);  // one of them may be the invalid object
     return;
   }
+  if (e.launches) e.launches->submitting();
   submit(e, commands);
   api.command_buffer_release(commands);
   e.submits++;
@@ -263,7 +277,8 @@ void forget_encoded() {
   e.bind_group_count = 0;
   e.ring = e.upload_buffer = nullptr;
   e.in_flight.clear();
-  (void)e.timer.release();  // what it holds is gone with its device
+  (void)e.timer.release();  // what they hold is gone with its device
+  (void)e.launches.release();
   e.timing = false;
 }
 
@@ -272,10 +287,32 @@ PassTimes time_passes(bool on) {
   Encoder& e = state();
   std::lock_guard<std::mutex> guard(e.encoding);
   if (on && !e.timer) {
-    e.timer = std::make_unique<PassTimer>(Connection{device.device, device.queue, device.instance, device.dawn});
+    e.timer = std::make_unique<PassTimer>(connection());
   }
   e.timing = on;
   return e.timer ? e.timer->read() : PassTimes{};
+}
+
+void time_launches(bool on) {
+  if (device_inherited()) return;
+  drain();
+  Encoder& e = state();
+  std::lock_guard<std::mutex> guard(e.encoding);
+  e.timeline = on;
+}
+
+void finish_launches(std::vector<Launch>& launches) {
+  time_launches(false);
+  if (device_inherited()) return;
+  Encoder& e = state();
+  std::lock_guard<std::mutex> guard(e.encoding);
+  if (!e.launches) return;
+  if (device_lost()) {
+    (void)e.launches.release();
+  } else {
+    auto timer = std::move(e.launches);
+    timer->finish(launches);
+  }
 }
 
 EncoderStats encoder_stats() {

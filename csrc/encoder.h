@@ -2,11 +2,13 @@
 // recording, and the thread that runs the model should not wait for them.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "allocator.h"
 #include "api.h"
 #include "pass_timer.h"
+#include "timeline.h"
 
 namespace webgpu {
 
@@ -17,8 +19,9 @@ constexpr uint32_t most_bindings = 16;
 
 struct Pipeline {
   Handle pipeline, layout;
-  uint32_t bindings;       // storage buffers; the uniform follows them
-  uint32_t uniform_slots;  // of 256 bytes
+  uint32_t bindings;                  // storage buffers; the uniform follows them
+  uint32_t uniform_slots;             // of 256 bytes
+  const std::string* name = nullptr;  // for people; lives as long as the process
   bool operator==(const Pipeline&) const = default;
 };
 
@@ -36,6 +39,7 @@ struct Command {
   uint32_t groups[3] = {};
   Handle src = nullptr, dst = nullptr;  // a null source is the upload buffer
   uint64_t src_offset = 0, dst_offset = 0, size = 0;
+  uint32_t launch = 0;  // its number in the running timeline
 };
 
 struct Batch {
@@ -60,6 +64,11 @@ void forget_encoded();
 
 // Whether passes are timed from now on, and what those since the last call took; waits for everything recorded.
 PassTimes time_passes(bool on);
+
+// Whether launches of a timeline are timed from now on, where the adapter can. Drains first.
+void time_launches(bool on);
+// Ends that, and fills in the times.
+void finish_launches(std::vector<Launch>& launches);
 
 struct EncoderStats {
   uint64_t submits, dispatches, bind_groups, bind_group_misses;

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "abort.h"
+
 namespace webgpu {
 
 namespace {
@@ -33,7 +35,9 @@ std::string map_bytes(const Connection& to, Handle staging, uint64_t bytes) {
     FutureWaitInfo waited{future, 0};
     api.wait_any(to.instance, 1, &waited, UINT64_MAX);
   } else {
-    for (int i = 0; i < 1000 && !*answer; i++) api.device_poll(to.device, 1, nullptr);
+    for (int i = 0; i < 1000 && !*answer; i++) {
+      if (!survives([&] { api.device_poll(to.device, 1, nullptr); })) break;
+    }
   }
   uint32_t status = *answer;
   if (!status) (void)answer.release();  // the library may still write to it
@@ -71,33 +75,50 @@ Handle PassTimer::begin_pass(Handle encoder) {
   return api.begin_compute_pass(encoder, &descriptor);
 }
 
-PassTimes PassTimer::read() {
-  PassTimes times;
-  times.passes = std::exchange(passes, 0);
-  times.untimed = std::exchange(untimed, 0);
-  if (!times.passes) return times;
+std::vector<uint64_t> PassTimer::ticks() {
+  uint32_t count = std::exchange(passes, 0);
+  if (!count) return {};
   Handle encoder = api.create_encoder(device.device, nullptr);
-  api.resolve_query_set(encoder, queries, 0, 2 * times.passes, resolved, 0);
-  api.copy_buffer(encoder, resolved, 0, staging, 0, times.passes * 16);
+  api.resolve_query_set(encoder, queries, 0, 2 * count, resolved, 0);
+  api.copy_buffer(encoder, resolved, 0, staging, 0, count * 16);
   Handle commands = api.finish(encoder, nullptr);
   api.encoder_release(encoder);
-  api.submit(device.queue, 1, &commands);
+  TORCH_CHECK(survives([&] { api.submit(device.queue, 1, &commands); }), "the measured device is lost");
   api.command_buffer_release(commands);
-  std::string data = map_bytes(device, staging, times.passes * 16);
-  std::vector<uint64_t> ticks(2 * times.passes);
-  memcpy(ticks.data(), data.data(), data.size());
-  double period = device.dawn ? 1 : api.timestamp_period(device.queue);  // Dawn gives nanoseconds
+  std::string data = map_bytes(device, staging, count * 16);
+  std::vector<uint64_t> found(2 * count);
+  memcpy(found.data(), data.data(), data.size());
+  return found;
+}
+
+double PassTimer::period() const { return device.dawn ? 1 : api.timestamp_period(device.queue); }  // Dawn gives nanoseconds
+
+PassTimes PassTimer::read() {
+  PassTimes times;
+  times.passes = passes;
+  times.untimed = std::exchange(untimed, 0);
+  if (!times.passes) return times;
+  auto found = ticks();
+  double unit = period();
   uint64_t step = 0;
   for (uint32_t i = 0; i < times.passes; i++) {
-    uint64_t begin = ticks[2 * i], end = ticks[2 * i + 1];
+    uint64_t begin = found[2 * i], end = found[2 * i + 1];
     if (end < begin) {
       times.dropped++;
       continue;
     }
-    times.gpu += (end - begin) * period;
+    times.gpu += (end - begin) * unit;
     step = std::gcd(step, end - begin);
   }
-  times.step = step * period;
+  times.step = step * unit;
+  return times;
+}
+
+std::vector<std::pair<int64_t, int64_t>> PassTimer::nanoseconds() {
+  auto found = ticks();
+  double unit = found.empty() ? 1 : period();
+  std::vector<std::pair<int64_t, int64_t>> times;
+  for (size_t i = 0; i < found.size(); i += 2) times.push_back({found[i] * unit, found[i + 1] * unit});
   return times;
 }
 

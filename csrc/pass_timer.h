@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "api.h"
 
@@ -35,10 +37,18 @@ class PassTimer {
   ~PassTimer();
   // Begins a pass that is timed, or is counted as untimed where `most_timed_passes` were begun before.
   Handle begin_pass(Handle encoder);
+  // Forgets the passes after the first `count`: their commands will not be submitted.
+  void rewind(uint32_t count) { passes = count; }
   // Of the passes since the last call, whose commands must be submitted; waits.
   PassTimes read();
+  // The same one by one: beginning and end, by the GPU's clock.
+  std::vector<std::pair<int64_t, int64_t>> nanoseconds();
 
  private:
+  // Resolves and reads the ticks of the passes begun so far, two each, and forgets them.
+  std::vector<uint64_t> ticks();
+  double period() const;  // ns
+
   Connection device;
   Handle queries = nullptr, resolved = nullptr, staging = nullptr;
   uint32_t passes = 0, untimed = 0;

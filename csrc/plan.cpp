@@ -1,5 +1,7 @@
 #include "plan.h"
 
+#include <ATen/Context.h>
+#include <ATen/record_function.h>
 #include <algorithm>
 #include <memory>
 #include <unordered_map>
@@ -95,8 +97,10 @@ PyObject* make_plans(const std::string& name, PyObject* miss, size_t most) {
 Plans* plans_of(PyObject* capsule) { return static_cast<Plans*>(PyCapsule_GetPointer(capsule, capsule_name)); }
 
 bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times, std::vector<at::Tensor>& outputs) {
+  RECORD_FUNCTION("webgpu::plan " + plans.name, c10::ArrayRef<const c10::IValue>());
   Stopwatch watch;
   Signature signature;
+  signature.words.push_back(at::globalContext().deterministicAlgorithms());
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
   Lock lock(device_mutex());

@@ -1,10 +1,13 @@
 // The device in PyTorch: guard, hooks, and the ops that move or reinterpret storage. Everything that computes goes through
 // boxed_kernel (recipe.h).
 #include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/Resize.h>
+#include <ATen/native/ResizeCommon.h>
+#include <ATen/native/TensorFactories.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/_neg_view.h>
@@ -138,6 +141,26 @@ Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::option
   return Tensor(at::detail::empty_strided_generic(size, stride, allocator(), keys, checked(dtype)));
 }
 
+// Under torch.use_deterministic_algorithms no result may depend on what the memory held.
+bool fills_memory() {
+  auto& context = at::globalContext();
+  return C10_UNLIKELY(context.deterministicAlgorithms() && context.deterministicFillUninitializedMemory());
+}
+
+Tensor empty_op(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                std::optional<at::Device> where, std::optional<bool> pin, std::optional<at::MemoryFormat> format) {
+  Tensor made = empty(size, dtype, layout, where, pin, format);
+  if (fills_memory()) at::native::fill_empty_deterministic_(made);
+  return made;
+}
+
+Tensor empty_strided_op(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                        std::optional<at::Layout> layout, std::optional<at::Device> where, std::optional<bool> pin) {
+  Tensor made = empty_strided(size, stride, dtype, layout, where, pin);
+  if (fills_memory()) at::native::fill_empty_deterministic_(made);
+  return made;
+}
+
 bool same_dense_layout(const Tensor& a, const Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
          a.is_non_overlapping_and_dense();
@@ -184,7 +207,11 @@ void download(const Tensor& src, const Tensor& dst) {
 }
 
 Tensor copy_from(const Tensor& self, const Tensor& dst, bool) {
-  if (dst.numel() == 0 || self.numel() == 0) return dst;
+  if (dst.numel() == 0 || self.numel() == 0) {
+    TORCH_CHECK(at::is_expandable_to(self.sizes(), dst.sizes()), "output with shape ", dst.sizes(),
+                " doesn't match the broadcast shape ", self.sizes());
+    return dst;
+  }
   if (C10_UNLIKELY(self.is_neg() || dst.is_neg())) {  // views with the negative bit: see through it on both sides
     Tensor value = self.is_neg() ? at::_neg_view(self).neg() : self;
     copy_from(dst.is_neg() ? value.neg() : value, dst.is_neg() ? at::_neg_view(dst) : dst, false);
@@ -228,6 +255,13 @@ const Tensor& resize_(const Tensor& self, c10::IntArrayRef size, std::optional<a
     if (bytes > self.storage().nbytes()) resize_storage(self.storage(), bytes);
   }
   if (format && *format != at::MemoryFormat::Preserve) impl->empty_tensor_restride(*format);
+  return self;
+}
+
+const Tensor& resize_op(const Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  int64_t before = self.storage().nbytes();
+  resize_(self, size, format);
+  if (fills_memory()) at::native::fill_resize_deterministic_(self, before);
   return self;
 }
 
@@ -329,8 +363,8 @@ TORCH_LIBRARY_IMPL(webgpu, PrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
-  m.impl("empty.memory_format", TORCH_FN(empty));
-  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("empty.memory_format", TORCH_FN(empty_op));
+  m.impl("empty_strided", TORCH_FN(empty_strided_op));
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
@@ -338,7 +372,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", TORCH_FN(copy_from));
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
-  m.impl("resize_", TORCH_FN(resize_));
+  m.impl("resize_", TORCH_FN(resize_op));
   m.impl("set_.source_Storage", TORCH_FN(set_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_strided));
   m.impl("set_.source_Tensor", TORCH_FN(set_tensor));
@@ -351,7 +385,6 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_kernel>()); }
 // copy_from sees to the negative bit itself; the fallback for that key would come back here for ever.
 TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
-TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 }  // namespace webgpu
 

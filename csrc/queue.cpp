@@ -61,10 +61,31 @@ Staging take_staging(uint64_t bytes) {
       return found;
     }
   }
-  BufferDescriptor descriptor{};
-  descriptor.usage = usage::map_read | usage::copy_dst;
-  descriptor.size = std::max<uint64_t>(size_class(bytes), 4096);
-  return {api.create_buffer(device.device, &descriptor), descriptor.size};
+  if (has_errors()) raise_errors(asynchronous);
+  uint64_t size = std::max<uint64_t>(size_class(bytes), 4096);
+  auto make = [&] { return create_buffer(usage::map_read | usage::copy_dst, size); };
+  Handle buffer = make();
+  static bool freeing = false;  // a wait takes a staging buffer itself
+  if (!buffer && !freeing) {
+    freeing = true;
+    std::unique_ptr<bool, void (*)(bool*)> ends(&freeing, [](bool* flag) { *flag = false; });
+    auto large = [](const Staging& kept) {
+      if (kept.size > small_upload) api.buffer_release(kept.buffer);
+      return kept.size > small_upload;
+    };
+    staging_pool.erase(std::remove_if(staging_pool.begin(), staging_pool.end(), large), staging_pool.end());
+    empty_cache();
+    for (int i = 0; i < 3 && !buffer; i++) {  // see allocate_block
+      wait_idle();
+      buffer = make();
+    }
+  }
+  if (!buffer) {  // found out before anything that was recorded is lost
+    raise_python("OutOfMemoryError",
+                 "WebGPU out of memory: the device refused the staging buffer of " + std::to_string(size) +
+                     " bytes that reading a tensor back needs. Free tensors, or read it in smaller pieces.");
+  }
+  return {buffer, size};
 }
 
 void give_staging(Staging staging) {
@@ -111,7 +132,7 @@ void poll(const Mapping& mapping) {
     FutureWaitInfo wait{mapping.future, 0};
     if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, 0);
   } else {
-    api.device_poll(device.device, 0, nullptr);
+    poll_device(false);
   }
 }
 
@@ -123,7 +144,7 @@ void copy_mapped(const Staging& staging, const Mapping& mapping, uint64_t bytes,
     if (!*mapping.answer) api.wait_any(device.instance, 1, &wait, UINT64_MAX);
   } else {
     while (!*mapping.answer && !device_lost()) {
-      api.device_poll(device.device, all, nullptr);
+      poll_device(all);
       if (!all && !*mapping.answer) usleep(20);
     }
   }
@@ -163,6 +184,7 @@ void raise_device_error(const uint32_t* words) {
 
 void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint32_t* words, uint32_t count,
                      const uint32_t* groups) {
+  int64_t begun = C10_UNLIKELY(timeline_on()) ? now_ns() : 0;
   size_t at = batch.words.size(), slots = pipeline.uniform_slots;
   if (at + slots * uniform_slot / 4 > ring_slots * uniform_slot / 4) {
     flush();
@@ -180,6 +202,7 @@ void record_dispatch(const Pipeline& pipeline, const Window* windows, const uint
   memcpy(command.groups, groups, sizeof command.groups);
   batch.windows.insert(batch.windows.end(), windows, windows + pipeline.bindings);
   dispatches++;
+  if (C10_UNLIKELY(begun)) command.launch = note_launch(pipeline, groups, begun);
   record(command);
 }
 
@@ -208,6 +231,7 @@ void hold_submits(bool on) {
 
 void wait_idle() {
   Lock lock(device_mutex());
+  NotedWait wait("webgpu wait");
   uint32_t words[error_words];
   Staging staging = take_staging(sizeof words);
   record_copy(error_block().buffer, 0, staging.buffer, 0, sizeof words);
@@ -269,6 +293,7 @@ void read_bytes(const Block& src, uint64_t offset, void* data, uint64_t bytes) {
   if (!bytes) return;
   Lock lock(device_mutex());
   src.require();
+  NotedWait wait("webgpu wait");
   readbacks++;
   for (uint64_t done = 0; done < bytes;) {
     uint64_t at = offset + done, first = at & ~uint64_t(3), take = std::min(staging_chunk - 4, bytes - done);
@@ -332,6 +357,7 @@ void abandon(PendingRead& pending) {
 void finish_read(PendingRead* owned, void* data) {
   std::unique_ptr<PendingRead> pending(owned);
   Lock lock(device_mutex());
+  NotedWait wait("webgpu wait");
   if (pending->generation != device_generation()) raise_gone();
   drain();
   if (has_errors()) {

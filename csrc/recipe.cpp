@@ -1,8 +1,10 @@
 #include "recipe.h"
 
+#include <ATen/Context.h>
 #include <ATen/native/CPUFallback.h>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "device.h"
 #include "family.h"
@@ -43,6 +45,9 @@ void store_entry(uint64_t hash, c10::ArrayRef<uint64_t> words, EntryPtr entry) {
   cache[hash].push_back(std::move(entry));
   stats.recipes++;
 }
+
+// Launches may differ by it; a free bit of an address.
+uint64_t deterministic() { return at::globalContext().deterministicAlgorithms(); }
 
 std::string operator_name(const void* op) { return toString(static_cast<const c10::OperatorHandle*>(op)->operator_name()); }
 
@@ -108,6 +113,7 @@ void verify(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, const
 // The recipe of a call that is not known yet. Without the device lock.
 EntryPtr make_entry(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> args, bool specialised, bool& redispatch) {
   FamilyKey key = family_key(op, args);
+  key.words[0] |= deterministic();
   auto entry = std::make_shared<Entry>();
   std::optional<std::vector<bool>> symbolic;
   bool by_value = specialised;
@@ -152,7 +158,7 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t arity = op.schema().arguments().size();
   auto args = torch::jit::last(*stack, arity);
   Signature signature;
-  signature.words.push_back(reinterpret_cast<uint64_t>(&op.schema()));
+  signature.words.push_back(reinterpret_cast<uint64_t>(&op.schema()) | deterministic());
   for (auto& arg : args) signature.value(arg);
   uint64_t hash = hash_words(signature.words.data(), signature.words.size());
 
@@ -239,10 +245,12 @@ void clear_recipes() {
 
 namespace {
 std::vector<Pipeline> pipelines;
-}
+std::unordered_set<std::string> names;
+}  // namespace
 
-uint32_t add_pipeline(Pipeline pipeline) {
+uint32_t add_pipeline(Pipeline pipeline, const char* name) {
   Lock lock(device_mutex());
+  pipeline.name = &*names.insert(name).first;
   pipelines.push_back(pipeline);
   return pipelines.size() - 1;
 }

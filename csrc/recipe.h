@@ -80,7 +80,7 @@ RecipeStats recipe_stats();
 void reset_recipe_stats();
 void clear_recipes();
 std::vector<std::pair<std::string, uint64_t>> fallback_counts();
-uint32_t add_pipeline(Pipeline);
+uint32_t add_pipeline(Pipeline, const char* name);
 const Pipeline& pipeline_at(uint32_t id);
 
 // A number in a recipe that depends on the sizes of the call, by the instruction of a trace that computes it.

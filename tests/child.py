@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
 
 import torch_webgpu.runtime
 
@@ -49,3 +53,24 @@ def output_of(code: str, **environment: str | None) -> str:
     result = run_python(code, **environment)
     assert result.code == 0, result.err
     return result.out.strip()
+
+
+def compiled(tmp_path: Path, name: str, needed_for: str, *libraries: str) -> str:
+    """The C source of the tests as a shared library."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler:
+        pytest.skip(f"there is no C compiler (cc) for {needed_for}; apt-get install gcc")
+    out = tmp_path / f"{name}.so"
+    command = [
+        compiler,
+        "-O2",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(out),
+        str(Path(__file__).with_name(f"{name}.c")),
+        *libraries,
+        "-ldl",
+    ]
+    subprocess.run(command, check=True, timeout=120)
+    return str(out)

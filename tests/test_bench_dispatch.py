@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pytest
 from bench_files import command
+from child import compiled
 
 from torch_webgpu.bench.loop import METHODS
 from torch_webgpu.bench.names import EAGER, HOST, ONE_PASS, PHASE_ORDER, PHASES, PLAN, SEQUENTIAL
@@ -96,17 +97,6 @@ def line(samples: Samples, name: str) -> Line:
     """The line through ``name`` with the n that its star stands for."""
     pattern = re.compile(re.escape(name).replace(r"\*", r"(\d+)"))
     return fit_line({int(m[1]): values for key, values in samples.items() if (m := pattern.fullmatch(key))})
-
-
-def compiled(tmp_path: Path, name: str, needed_for: str) -> str:
-    """The C source of the tests as a shared library."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if not compiler:
-        pytest.skip(f"there is no C compiler (cc) for {needed_for}; apt-get install gcc")
-    out = tmp_path / f"{name}.so"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-o", str(out), str(TESTS / f"{name}.c"), "-ldl"]
-    subprocess.run(command, check=True, timeout=120)
-    return str(out)
 
 
 def test_a_delay_that_was_put_in_is_found() -> None:

@@ -15,6 +15,7 @@ from graph_ops import binary, clamp, compare, curved, join, matrix, reduce, rota
 from graphs import Builder, Drawn, Rejected
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from torch_webgpu.compiler import backend, executor
 
@@ -124,3 +125,22 @@ def test_a_model_of_every_length_is_compiled_once(name: str, how: str) -> None:
     every, single = backend.compiled[before:]
     assert not every.degraded and not single.degraded
     assert (len(every.plans), len(single.plans)) == (7, 1)
+
+
+def test_batch_norm_trains_with_batches_of_every_size() -> None:
+    torch.manual_seed(0)
+    here = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    there = copy.deepcopy(here).to(DEVICE)
+    compiled = torch.compile(there, backend="webgpu", dynamic=True)
+    backend.compiled.clear()
+    for size in (4, 2, 7):
+        x = torch.randn(size, 1, 5, 5)
+        want, got = here(x), compiled(x.to(DEVICE))
+        torch.testing.assert_close(got.detach().cpu(), want.detach(), rtol=1e-4, atol=1e-5)
+        want.square().sum().backward()
+        got.square().sum().backward()
+    for name, want in (*here.named_buffers(), *((n, p.grad) for n, p in here.named_parameters())):
+        got = there.get_buffer(name) if "running" in name or "num" in name else there.get_parameter(name).grad
+        assert got is not None
+        torch.testing.assert_close(got.cpu(), want, rtol=1e-3, atol=1e-3)
+    assert len(backend.compiled) == 2 and not any(graph.degraded for graph in backend.compiled)

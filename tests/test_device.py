@@ -5,13 +5,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 from child import IMPLEMENTATIONS, NO_DRIVERS, output_of, run_python
 
 import torch_webgpu
-from torch_webgpu import registry
+from torch_webgpu import decompositions
 from torch_webgpu.runtime.base import SPEC_LIMITS
 
 
@@ -223,7 +224,7 @@ def test_fallback_warns_once_an_op_and_counts() -> None:
 
 def test_circular_decompositions_run_on_the_cpu() -> None:
     op = torch.ops.aten.special_airy_ai.out
-    run = registry._unless_circular("special_airy_ai.out", op, lambda *args, **kwargs: run(*args, **kwargs))
+    run: Any = decompositions._unless_circular("special_airy_ai.out", op, lambda *args, **kwargs: run(*args, **kwargs))
     x, out = torch.tensor([0.5, -2.0]), torch.empty(0, device="webgpu")
     before = torch_webgpu.fallbacks().get("aten::special_airy_ai.out", 0)
     for _ in range(2):

@@ -4,11 +4,13 @@
 # mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from child import IMPLEMENTATIONS, output_of, run_python
+from child import IMPLEMENTATIONS, compiled, output_of, run_python
 
 import torch_webgpu
 from torch_webgpu import runtime
@@ -224,6 +226,35 @@ def test_a_lost_device_raises_until_it_is_reset(implementation: str, how: str) -
     opened = ["[1.0, 2.0, 3.0, 4.0] 14.0 [0.0, 3.0, 6.0, 9.0]", *["True"] * 8, "[0.0, 1.0, 2.0, 3.0]"]
     assert lines[:25] == ["DeviceLostError True"] * 24 + ["[2.0, 2.0]"]
     assert lines[25:] == [*opened, *opened, "True True", "27000000.0", "5.0"]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_a_device_lost_before_a_submit(tmp_path: Path, repeat: int) -> None:
+    """wgpu-native panics there, which must not end the process."""
+    native = importlib.import_module("torch_webgpu.runtime.wgpu_native").lib_path
+    library = compiled(tmp_path, "losing_submit", "a library that loses the device", native)
+    code = f"""
+        import ctypes, torch, torch_webgpu
+        from torch_webgpu import runtime
+        from torch_webgpu.runtime import wgpu_native
+
+        wgpu_native.lib_path = {library!r}
+        losing = ctypes.CDLL(wgpu_native.lib_path)
+        x = torch.ones(4, device="webgpu")
+        for _ in range({repeat}):
+            torch.webgpu.synchronize()
+            ctypes.c_void_p.in_dll(losing, "doomed").value = runtime.device().pointers()[0]
+            try:
+                print((x * 3).tolist())
+            except torch_webgpu.DeviceLostError as e:
+                print("torch.webgpu.reset()" in str(e))
+            torch.webgpu.reset()
+            x = torch.ones(4, device="webgpu")
+            print((x * 3).tolist())
+    """
+    lines = output_of(code, TORCH_WEBGPU_IMPL="wgpu").splitlines()
+    assert lines == ["True", "[3.0, 3.0, 3.0, 3.0]"] * repeat
 
 
 @pytest.mark.parametrize("length", [2**32, 2**32 + 1, 2**40])

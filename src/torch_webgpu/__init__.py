@@ -32,9 +32,9 @@ _registered = False
 
 def fallbacks() -> dict[str, int]:
     """Ops that ran on the CPU for want of a kernel, and how often, since the start of the process."""
-    from . import _C, registry
+    from . import _C, decompositions
 
-    return _C.fallbacks() | registry.python_fallbacks()
+    return _C.fallbacks() | decompositions.python_fallbacks()
 
 
 def _autoload() -> None:
@@ -45,9 +45,10 @@ def _autoload() -> None:
     _registered = True
     import torch  # noqa: F401 - comes first: it calls this function again, and the native core needs its libraries
 
-    from . import _C, device_module, ops, registry  # noqa: F401
+    from . import _C, device_module, distributed, ops, registry  # noqa: F401
 
     device_module.register()
+    distributed.register()
     ops.load()
     registry.install()
 

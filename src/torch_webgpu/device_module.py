@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from . import _C
+from . import _C, adaptations
 
 DeviceLike = torch.device | str | int | None
 
@@ -79,9 +78,13 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Accepts the only device; raises RuntimeError for any other."""
+    """Accepts the only device; raises RuntimeError for any other.
+
+    In a process that torchrun started the number of the process (``LOCAL_RANK``) names that device too: launchers and
+    ``DeviceMesh`` count the processes of a machine so, and each has its own.
+    """
     index = torch.device(device).index if isinstance(device, (str, torch.device)) else device
-    if index not in (None, 0):
+    if index not in (None, 0) and str(index) != os.environ.get("LOCAL_RANK"):
         raise RuntimeError(f"webgpu has one device per process, got {device!r}; choose it with TORCH_WEBGPU_ADAPTER")
 
 
@@ -290,56 +293,10 @@ class device:  # noqa: N801 - the name PyTorch's modules use
 default_generators: tuple[torch.Generator, ...] = ()
 
 
-def _print_from_cpu() -> None:
-    """Tensors print from a CPU copy: PyTorch's formatter computes in float64 and in many small ops."""
-    format_here = torch._tensor_str._tensor_str
-
-    def format_tensor(tensor: torch.Tensor, indent: int) -> str:
-        return format_here(tensor.cpu() if tensor.device.type == "webgpu" else tensor, indent)
-
-    torch._tensor_str._tensor_str = format_tensor
-
-
-_moving = threading.local()
-
-
-def _keep_tied_parameters() -> None:
-    """Parameters that a module shares (tied embeddings) stay shared, and one copy, when it moves to or from the device.
-
-    PyTorch swaps the data inside a Parameter only between devices of its own list; for others ``Module._apply`` makes a
-    new Parameter at each place where the old one stood.
-    """
-    apply_here = torch.nn.Module._apply
-
-    def apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> torch.nn.Module:
-        if getattr(_moving, "active", False):
-            return apply_here(module, fn, recurse)
-        places: dict[int, list[tuple[torch.nn.Module, str]]] = {}
-        for owner in module.modules():
-            for key, p in owner._parameters.items():
-                if p is not None:
-                    places.setdefault(id(p), []).append((owner, key))
-        shared = {k: v for k, v in places.items() if len(v) > 1}
-        done: dict[int, torch.Tensor] = {}
-
-        def once(t: torch.Tensor) -> torch.Tensor:
-            if id(t) not in shared:
-                return fn(t)
-            if id(t) not in done:
-                done[id(t)] = fn(t)
-            return done[id(t)]
-
-        _moving.active = True
-        try:
-            result = apply_here(module, once if shared else fn, recurse)
-        finally:
-            _moving.active = False
-        for (owner, key), *others in shared.values():
-            for other, name in others:
-                other._parameters[name] = owner._parameters[key]
-        return result
-
-    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch.utils.checkpoint asks whether there are random numbers to repeat
+        return is_initialized()
+    return adaptations.inductor_class(name)
 
 
 def register() -> None:
@@ -353,5 +310,4 @@ def register() -> None:
     default_generators = (_C.default_generator(),)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
-    _print_from_cpu()
-    _keep_tied_parameters()
+    adaptations.install()

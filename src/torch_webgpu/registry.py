@@ -6,19 +6,13 @@ lowering is decomposed by PyTorch's table, else runs on the CPU (or raises, unde
 
 from __future__ import annotations
 
-import threading
-import warnings
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils._pytree import tree_map
-
 from . import _C, wgsl
-from .config import config
-from .errors import FallbackError, UnsupportedDTypeError
+from .decompositions import without_lowering
+from .errors import UnsupportedDTypeError
 from .kernels.pointwise import check_castable, copy_into
 from .pieces import Cuts, exceeds, in_pieces
 from .recipe import Graph, Scalar, Tensor, contiguous_strides
@@ -46,10 +40,6 @@ class Entry:
 _entries: dict[str, Entry] = {}
 _cuts: dict[str, Cuts] = {}
 _cpu_by_choice: dict[str, str] = {}
-_decomposed: list[torch.library.Library] = []
-_aliases: dict[str, torch.library.Library] = {}
-_warned: set[str] = set()
-_fallen_back: Counter[str] = Counter()
 
 
 def _add(key: str, entry: Entry) -> None:
@@ -153,13 +143,13 @@ def miss(name: str, overload: str, raw: tuple[Any, ...]) -> Any:
     key = f"{base}.{overload}" if overload else base
     entry = _entries.get(key)
     if entry is None:
-        return _without_lowering(name, overload, key)
+        return without_lowering(name, overload, key, key in _cpu_by_choice)
     graph = Graph(key)
     results = apply(
         graph, entry, [v if type(v) in _AS_THEY_ARE else _convert(graph, v, i, entry) for i, v in enumerate(raw)]
     )
     if results is NotImplemented:
-        return _without_lowering(name, overload, key, this_signature_only=True)
+        return without_lowering(name, overload, key, key in _cpu_by_choice, this_signature_only=True)
     if isinstance(results, str):
         return results
     return graph.finish(results)
@@ -209,7 +199,20 @@ def apply(graph: Graph, entry: Entry, args: list[Any]) -> Any:
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     if not graph.deferred and exceeds(graph):
         results = _cut(graph, entry, args, results)
-    return [_deliver(graph, r, t, entry.form) for r, t in zip(results, targets, strict=True)] if targets else results
+    if not targets:
+        return results
+    if entry.form == "out":
+        _check_inputs(graph, args, targets, results)
+    kept = [_is_input(t, args) or entry.form == "inplace" for t in targets]
+    return [_deliver(graph, r, t, k) for r, t, k in zip(results, targets, kept, strict=True)]
+
+
+def _is_input(t: Tensor, args: list[Any]) -> bool:
+    """Whether an ``out=`` tensor is one of the inputs too: then it keeps its shape."""
+    return any(
+        isinstance(a, Tensor) and a.buffer == t.buffer and a.offset == t.offset and a.sizes == t.sizes and a.numel != 1
+        for a in args
+    )
 
 
 def entry_of(key: str) -> Entry | None:
@@ -230,6 +233,25 @@ def _cut(graph: Graph, entry: Entry, args: list[Any], results: list[Tensor]) -> 
     return in_pieces(graph, entry.lowering, args, results, found)
 
 
+_APART = frozenset(("gather", "take", "cat", "kthvalue", "index_select", "sort", "topk", "mode"))
+
+
+def _check_inputs(graph: Graph, args: list[Any], targets: Sequence[Tensor], results: Sequence[Tensor]) -> None:
+    """Refuses ``out=`` tensors that an op of ``_APART`` reads: their elements are needed after they were written."""
+    if graph.op.partition(".")[0] not in _APART:
+        return
+    inputs = [t for a in args for t in (a if isinstance(a, list) else (a,)) if isinstance(t, Tensor)]
+    for t, result in zip(targets, results, strict=True):
+        extent = t.extent if t.sizes == result.sizes else result.numel  # resized, it is contiguous
+        for x in inputs:
+            same = t.sizes == x.sizes and t.offset == x.offset
+            if t.buffer == x.buffer and (same or (t.offset < x.offset + x.extent and x.offset < t.offset + extent)):
+                raise RuntimeError(
+                    f"unsupported operation in {graph.op}: some elements of the input tensor and the written-to tensor "
+                    "refer to a single memory location. Please clone() the tensor before performing the operation."
+                )
+
+
 def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:
     """Refuses to write a tensor whose elements share memory (an expanded one), unless all get the same value."""
     if graph.op.partition(".")[0] in ("fill_", "zero_"):
@@ -242,14 +264,14 @@ def _check_overlap(graph: Graph, targets: Sequence[Tensor]) -> None:
             )
 
 
-def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
-    """Brings a result to the tensor an in-place or ``out=`` call wants it in."""
+def _deliver(graph: Graph, result: Tensor, target: Tensor, kept: bool) -> Tensor:
+    """Brings a result to the tensor an in-place or ``out=`` call wants it in; with ``kept``, that cannot be resized."""
     if result is target or (
         result.buffer == target.buffer and result.strides == target.strides and result.sizes == target.sizes
     ):
         return result
     if result.sizes != target.sizes:
-        if form == "inplace":
+        if kept:
             raise RuntimeError(
                 f"output with shape {list(target.sizes)} doesn't match the broadcast shape "
                 f"{list(result.sizes)} in {graph.op}"
@@ -260,112 +282,6 @@ def _deliver(graph: Graph, result: Tensor, target: Tensor, form: str) -> Tensor:
     check_castable(result.dtype, target.dtype)
     copy_into(graph, result, target)
     return target
-
-
-def _without_lowering(name: str, overload: str, key: str, this_signature_only: bool = False) -> Any:
-    """What to do instead: "redispatch" to a decomposition registered now, an op of the same schema, or None for the CPU."""
-    if key not in _cpu_by_choice and name.startswith("aten::"):
-        packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None)
-        op = getattr(packet, overload or "default", None) if packet is not None else None
-        decomposition = _decomposition_of(op)
-        if decomposition is not None and this_signature_only:
-            return _decomposing_op(key, op, decomposition)
-        if decomposition is not None:
-            library = torch.library.Library("aten", "IMPL")
-            library.impl(key, _unless_circular(key, op, decomposition), "PrivateUse1")
-            _decomposed.append(library)  # the registration lives as long as this object
-            return "redispatch"
-    _announce_fallback(f"{name}.{overload or 'default'}")
-    return None
-
-
-def _decomposing_op(key: str, op: Any, decomposition: Callable[..., Any]) -> str:
-    """Name of an op of the package that decomposes ``op``, whose own registration stays with its lowering."""
-    alias = "decomposed_" + key.replace(".", "_")
-    if alias not in _aliases:
-        library = torch.library.Library("webgpu", "FRAGMENT")
-        library.define(alias + str(op._schema).partition("(")[1] + str(op._schema).partition("(")[2])
-        library.impl(alias, _unless_circular(key, op, decomposition), "PrivateUse1")
-        _aliases[alias] = library
-    return f"webgpu::{alias}"
-
-
-def _announce_fallback(name: str) -> None:
-    if config.fallback == "error":
-        raise FallbackError(
-            f"{name} has no WebGPU kernel and TORCH_WEBGPU_FALLBACK=error forbids running it on the CPU. "
-            "Unset the variable to allow it, or move the tensors to the CPU around this op."
-        )
-    if name in _warned:  # the native core asks once a signature
-        return
-    _warned.add(name)
-    warnings.warn(
-        f"{name} has no WebGPU kernel yet and runs on the CPU (slow: it waits for the device and copies). "
-        "This is said once; torch_webgpu.fallbacks() counts.",
-        stacklevel=3,
-    )
-
-
-class _CircularError(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(f"the decomposition of {key} calls {key}")
-        self.key = key
-
-
-def _unless_circular(key: str, op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """The decomposition, or the CPU where it ends in the very op (PyTorch's references of its primitives do)."""
-    active = threading.local()
-    circular = False
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        nonlocal circular
-        if getattr(active, "depth", 0):
-            raise _CircularError(key)
-        if not circular:
-            active.depth = 1
-            try:
-                return decomposition(*args, **kwargs)
-            except _CircularError as e:
-                if e.key != key:
-                    raise
-                circular = True
-            finally:
-                active.depth = 0
-        return _on_cpu(op, args, kwargs)
-
-    return run
-
-
-def _on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs the op on CPU copies; what the native core does for ops that have no decomposition."""
-    _announce_fallback(f"{op.name()}.default" if op._overloadname == "default" else op.name())
-    _fallen_back[op.name()] += 1
-    to = lambda device: lambda x: x.to(device) if isinstance(x, torch.Tensor) else x  # noqa: E731
-    moved_args, moved_kwargs = tree_map(to("cpu"), (args, kwargs))
-    result = op(*moved_args, **moved_kwargs)
-    written = []
-    for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        target = args[i] if i < len(args) else kwargs[argument.name]
-        value = moved_args[i] if i < len(args) else moved_kwargs[argument.name]
-        if target.shape != value.shape:
-            target.resize_(value.shape)
-        written.append(target.copy_(value))
-    if written:
-        return written[0] if len(written) == 1 else tuple(written)
-    return tree_map(to("webgpu"), result)
-
-
-def python_fallbacks() -> dict[str, int]:
-    """The fallbacks that the native core did not count."""
-    return dict(_fallen_back)
-
-
-def _decomposition_of(op: Any) -> Callable[..., Any] | None:
-    from torch._decomp import decomposition_table
-
-    return decomposition_table.get(op) if op is not None else None
 
 
 def lowered() -> Sequence[str]:

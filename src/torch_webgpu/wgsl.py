@@ -282,13 +282,15 @@ def written_slots(operands: Sequence[Operand], slots: int) -> tuple[bool, ...]:
 
 @cache
 def _library() -> dict[str, str]:
-    text = (TEMPLATES / "lib.wgsl").read_text()
-    parts = re.split(r"\n(?=(?:fn |var<private> |// ))", text)
+    from .kernels.special import functions  # that package needs this module
+
+    text = "\n".join((TEMPLATES / f"{name}.wgsl").read_text() for name in ("lib", "special", "polynomials"))
+    parts = re.split(r"\n(?=(?:fn |var<private> |const |// ))", text)
     found = {}
     for part in parts:
-        for match in re.finditer(r"(?:^|\n)(?:fn (\w+)|var<private> (\w+))", part):
+        for match in re.finditer(r"(?:^|\n)(?:fn (\w+)|(?:var<private>|const) (\w+))", part):
             found[match[1] or match[2]] = part
-    return found
+    return functions() | found
 
 
 def _with_library(code: str) -> str:

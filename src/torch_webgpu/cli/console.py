@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import Any
 
 import typer
@@ -59,6 +61,8 @@ def quiet() -> None:
         "TRANSFORMERS_VERBOSITY": "critical",
     }.items():
         os.environ.setdefault(name, value)
+    if bars := sys.modules.get("tqdm"):  # which torch has imported: it looks at its variable no more
+        bars.tqdm.__init__ = partialmethod(bars.tqdm.__init__, disable=True)
     warnings.filterwarnings("ignore", module=r"(transformers|huggingface_hub|gguf|accelerate)\b")
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -82,8 +82,7 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
     if not isinstance(target, torch._ops.OpOverload):
         return _on_numbers(node, args, kwargs)
     if key_of(target).startswith("sym_"):
-        sizes = args[0].sizes if "size" in key_of(target) else args[0].strides
-        return sizes[args[1]] if len(args) > 1 else list(sizes)
+        return _measure_of(node, args)
     graph.op = key_of(target)
     graph.target = None
     if graph.op in ("as_strided", "as_strided_scatter"):
@@ -95,6 +94,17 @@ def _lower_node(graph: DeferredGraph, node: fx.Node, env: dict[fx.Node, Any]) ->
     if result is NotImplemented or (isinstance(result, str)):
         raise UnsupportedNodeError(node, "no lowering for these arguments" if result is NotImplemented else "needs the host")
     return result
+
+
+def _measure_of(node: fx.Node, args: list[Any]) -> Any:
+    """``sym_size``, ``sym_stride``, ``sym_numel``: what a graph for several sizes asks of a tensor."""
+    kind = key_of(node.target).partition(".")[0]
+    if kind == "sym_numel":
+        return args[0].numel
+    if kind not in ("sym_size", "sym_stride"):
+        raise UnsupportedNodeError(node, "not known of a tensor in a plan")
+    measures = args[0].sizes if kind == "sym_size" else args[0].strides
+    return measures[args[1]] if len(args) > 1 else list(measures)
 
 
 def _laid_out(graph: DeferredGraph, x: Tensor, node: Any) -> Tensor:

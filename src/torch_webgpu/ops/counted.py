@@ -6,6 +6,8 @@ import math
 
 import torch
 
+from ..decompositions import writing
+
 _aten = torch.library.Library("aten", "IMPL")
 
 
@@ -45,9 +47,49 @@ def _unique_consecutive(
     self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if dim is not None and self.dim() != 1:
-        values, inverse, counts = torch.ops.aten.unique_consecutive(self.cpu(), return_inverse, return_counts, dim)
-        return values.to(self.device), inverse.to(self.device), counts.to(self.device)
+        return _row_groups(self, dim, False, return_inverse, return_counts)
     return _groups(self.reshape(-1), None, return_inverse, return_counts, self.shape)
+
+
+def _unique_dim(
+    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _row_groups(self, dim, True, return_inverse, return_counts)
+
+
+def _unique_dim_consecutive(
+    self: torch.Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _row_groups(self, dim, False, return_inverse, return_counts)
+
+
+def _row_groups(
+    self: torch.Tensor, dim: int, sort: bool, return_inverse: bool, return_counts: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Runs of equal slices along a dimension, sorted or as they are: one slice each, the run of each slice, run lengths."""
+    zeros = sum(size == 0 for size in self.shape)
+    n = self.shape[dim]
+    if zeros and not (n == 0 and zeros == 1):
+        raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
+    places = torch.empty(0, dtype=torch.int64, device=self.device)
+    if n == 0:
+        return self.clone(), places, places.clone()
+    rows = self.movedim(dim, 0).reshape(n, -1)
+    order = torch.arange(n, device=self.device)
+    if sort:  # by the last element first; stable sorts keep the order of the earlier ones
+        for column in reversed(rows.unbind(1)):
+            order = order.index_select(0, column.index_select(0, order).sort(stable=True).indices)
+        rows = rows.index_select(0, order)
+    starts = torch.ones(n, dtype=torch.bool, device=self.device)
+    starts[1:] = (rows[1:] != rows[:-1]).any(1)
+    run = starts.cumsum(0) - 1
+    first = starts.nonzero().squeeze(1)
+    values = self.index_select(dim, order.index_select(0, first))
+    inverse = torch.empty_like(run).scatter_(0, order, run) if return_inverse else places
+    counts = places.clone()
+    if return_counts:
+        counts = torch.zeros_like(first).scatter_add_(0, run, torch.ones_like(run))
+    return values, inverse, counts
 
 
 def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
@@ -101,6 +143,9 @@ def _mode(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[tor
     starts[..., 1:] = line[..., 1:] != line[..., :-1]
     length = place - torch.where(starts, place, 0).cummax(-1).values
     at = length.argmax(-1, keepdim=True)
+    if self.is_floating_point():  # NaN, never equal to itself, comes first among runs of one
+        nan = line[..., -1:].isnan() & (length.amax(-1, keepdim=True) == 0)
+        at = torch.where(nan, n - 1, at)
     results = [t.gather(-1, at).movedim(-1, dim) for t in (line, order)]
     return tuple(t if keepdim else t.squeeze(dim) for t in results)  # type: ignore[return-value]
 
@@ -122,33 +167,6 @@ def _nanmedian(self: torch.Tensor) -> torch.Tensor:
     return _nanmedian_dim(self.reshape(-1), 0)[0] if self.numel() else self.median()
 
 
-_CHUNK = 16 << 20  # elements of differences held at once
-
-
-def _cdist(x1: torch.Tensor, x2: torch.Tensor, p: float) -> torch.Tensor:
-    """Distances between the rows of (…, P, M) and (…, R, M), batches already broadcast by PyTorch."""
-    rows, columns, width = x1.shape[-2], x2.shape[-2], x1.shape[-1]
-    batch = math.prod(x1.shape[:-2])
-    step = max(1, _CHUNK // max(1, batch * columns * width))
-    parts = [
-        torch.linalg.vector_norm(x1[..., i : i + step, None, :] - x2[..., None, :, :], ord=p, dim=-1)
-        for i in range(0, rows, step)
-    ]
-    return torch.cat(parts, -2) if parts else x1.new_empty((*x1.shape[:-2], rows, columns))
-
-
-def _cdist_forward(x1: torch.Tensor, x2: torch.Tensor, p: float, compute_mode: int | None) -> torch.Tensor:
-    if not x1.is_floating_point() or not x2.is_floating_point():
-        raise RuntimeError(f"cdist only supports floating-point dtypes, got {x1.dtype} and {x2.dtype}")
-    if x1.shape[-1] != x2.shape[-1]:
-        raise RuntimeError(f"X1 and X2 must have the same number of columns. X1: {x1.shape[-1]} X2: {x2.shape[-1]}")
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    x1, x2 = x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:])
-    if x1.shape[-1] == 0:
-        return x1.new_zeros((*batch, x1.shape[-2], x2.shape[-2]))
-    return _cdist(x1, x2, p)
-
-
 for _name, _function in {
     "_unique2": _unique2,
     "_unique": _unique,
@@ -156,8 +174,10 @@ for _name, _function in {
     "bincount": _bincount,
     "histc": _histc,
     "mode": _mode,
+    "mode.values": writing("mode", _mode, ["values", "indices"]),
+    "unique_dim": _unique_dim,
+    "unique_dim_consecutive": _unique_dim_consecutive,
     "nanmedian.dim": _nanmedian_dim,
     "nanmedian": _nanmedian,
-    "_cdist_forward": _cdist_forward,
 }.items():
     _aten.impl(_name, _function, "PrivateUse1")

@@ -10,7 +10,7 @@ import torch
 from .. import wgsl
 from ..kernels.pointwise import LINEAR, MAIN, WORKGROUP, Operand, check_fits, dtype_of, emit
 from ..recipe import Graph, Scalar, Tensor, Words, grid
-from ..registry import lower
+from ..registry import fallback, lower
 from ..wgsl import F32, I64, DType
 
 
@@ -44,10 +44,14 @@ def _number(x: Any) -> Any:
 
 def _range(graph: Graph, start: Any, end: Any, step: Any, dtype: DType) -> Tensor:
     first, last, by = _number(start), _number(end), _number(step)
+    if any(isinstance(v, float) and not math.isfinite(v) for v in (first, last)):
+        raise RuntimeError(f"unsupported range: {first} -> {last}")
+    if dtype is I64:  # other integers are counted as floats, then truncated
+        first, last, by = (int(v) if isinstance(v, float) else v for v in (first, last, by))
     if by == 0:
-        raise RuntimeError("step must be nonzero")
+        raise ValueError("step must be nonzero")
     if (last - first) * by < 0:
-        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
+        raise ValueError("upper bound and lower bound inconsistent with step sign")
     n = math.ceil((last - first) / by) if isinstance(first + last + by, float) else -(-(last - first) // by)
     out = graph.new((n,), dtype)
     if n == 0:
@@ -122,3 +126,11 @@ def _linspace(graph: Graph, start: Any, end: Any, steps: int, dtype: int | None 
 
     graph.launch("linspace", [("o", out, "w")], words, source, grid(steps, WORKGROUP))
     return out
+
+
+fallback(
+    "powers of float64, which WGSL does not have",
+    "logspace",
+    "logspace.out",
+    *(f"logspace.{form}{out}" for form in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor") for out in ("", "_out")),
+)

@@ -19,7 +19,39 @@ _package.define(
 
 
 def _nonzero(x: torch.Tensor) -> torch.Tensor:
-    return torch.nonzero(x.cpu()).to(x.device)
+    """Numbers the non-zero elements, waits for their count, and brings each one's place to its number."""
+    n = x.numel()
+    if n == 0:
+        return torch.empty((0, x.dim()), dtype=torch.int64, device=x.device)
+    found = (x != 0).reshape(-1)
+    number = found.cumsum(0)
+    return _places(x, found, number, int(number[-1]))
+
+
+def _places(x: torch.Tensor, found: torch.Tensor, number: torch.Tensor, count: int) -> torch.Tensor:
+    """(count, dimensions): the coordinates of the first ``count`` elements found; ``number`` counts them from 1."""
+    kept = found & (number <= count)
+    every = torch.arange(x.numel(), device=x.device)
+    spare = torch.where(kept, number - 1, count)  # the others meet in one place more
+    line = torch.zeros(count + 1, dtype=torch.int64, device=x.device).scatter_(0, spare, every)[:count]
+    columns = []
+    for size in reversed(x.shape):
+        columns.append(line % size)
+        line = line // size
+    return torch.stack(columns[::-1], 1) if columns else line.new_empty((count, 0))
+
+
+def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    """``nonzero`` of a size that is known: no wait. Places beyond those found are ``fill_value``."""
+    if size < 0:
+        raise RuntimeError(f"nonzero_static: 'size' must be an non-negative integer, got {size}")
+    if x.numel() == 0 or size == 0 or x.dim() == 0:
+        filled = torch.full((size, x.dim()), fill_value, dtype=torch.int64, device=x.device)
+        return filled
+    found = (x != 0).reshape(-1)
+    number = found.cumsum(0)
+    rank = torch.arange(size, device=x.device)[:, None]
+    return torch.where(rank < number[-1], _places(x, found, number, size), fill_value)
 
 
 def _as_positions(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -33,7 +65,7 @@ def _as_positions(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> li
                     f"The shape of the mask {list(t.shape)} at index {at} does not match the shape of the indexed tensor "
                     f"{list(x.shape)}"
                 )
-            out.extend(torch.nonzero(t.cpu()).to(x.device).unbind(1))
+            out.extend(torch.nonzero(t).to(x.device).unbind(1))
         else:
             out.append(t if t is None else t.to(x.device))
     return out
@@ -98,7 +130,20 @@ def _triangle_indices(name: str) -> Callable[..., torch.Tensor]:
 
 
 def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    return torch.repeat_interleave(repeats.cpu(), output_size=output_size).to(repeats.device)
+    """``i`` as often as ``repeats[i]`` says; without ``output_size`` it waits for their sum."""
+    if repeats.dim() != 1:
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
+    if repeats.dtype not in (torch.int32, torch.int64):
+        raise RuntimeError("repeats has to be Long or Int tensor")
+    if repeats.numel() == 0:
+        return repeats.clone()
+    ends = repeats.cumsum(0)
+    total = output_size
+    if total is None:
+        total, least = torch.stack((ends[-1], repeats.min().to(ends.dtype))).tolist()
+        if least < 0:
+            raise RuntimeError("repeats can not be negative")
+    return torch.searchsorted(ends, torch.arange(total, device=repeats.device), right=True).to(repeats.dtype)
 
 
 for _name in ("tril_indices", "triu_indices"):
@@ -109,5 +154,6 @@ _package.impl("index_put_on_host", _index_put, "PrivateUse1")
 _package.impl("index_put_on_host_", _index_put_, "PrivateUse1")
 _package.impl("index_put_impl_on_host_", _index_put_, "PrivateUse1")
 _aten.impl("nonzero", _nonzero, "PrivateUse1")
+_aten.impl("nonzero_static", _nonzero_static, "PrivateUse1")
 _aten.impl("masked_select", _masked_select, "PrivateUse1")
 _aten.impl("masked_scatter_", _masked_scatter_, "PrivateUse1")

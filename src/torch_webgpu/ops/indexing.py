@@ -1,9 +1,11 @@
-"""Gather and scatter in all their forms: advanced indexing, embedding, index_*, triangles, flips."""
+"""Advanced indexing, embedding, and the index_* ops (gather and scatter: scatter.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from .. import wgsl
 from ..kernels.pointwise import (
@@ -26,11 +28,21 @@ from ..registry import lower
 from ..runtime import target
 from ..wgsl import BOOL, U8
 
+MOST_IN_ORDER = 4096  # updates one invocation makes in a launch: a launch must not last for seconds
 MOST_INDICES = 5  # with source, destination and error buffer: the eight bindings every adapter has
-_MESSAGE = "index {{value}} is out of bounds for dimension with size {{size}} in {op}"
+MESSAGE = "index {{value}} is out of bounds for dimension with size {{size}} in {op}"
 
 
-_OPERAND_MODES = {"get": "r", "put": "w", "add": "+", "prod": "*", "amax": ">", "amin": "<"}
+OPERAND_MODES = {"get": "r", "put": "w", "add": "+", "prod": "*", "amax": ">", "amin": "<"}
+
+
+def in_order(mode: str, x: Tensor) -> bool:
+    """Whether updates that meet at one element must be made one after the other, as the CPU makes them.
+
+    The order in which a GPU makes them changes a float's sum, and which of several values is the last.
+    """
+    matters = mode == "put" or (mode in ("add", "prod") and x.dtype.is_float)
+    return matters and torch.are_deterministic_algorithms_enabled()
 
 
 def begin_update(graph: Graph, x: Tensor) -> Tensor:
@@ -104,8 +116,10 @@ def index_launch(graph: Graph, where: Indexed, x: Tensor, other: Tensor, mode: s
     step = size
     while step > 1 and (x.extent - (size - step) * x.strides[where.dims[0]]) * x.dtype.itemsize + 256 > limit:
         step = -(-step // 2)
+    ordered = in_order(mode, x)
     for low, length in spans(size, step):
-        _index_window(graph, where, x, other, mode, negative, low, length, j_count, r_count)
+        for first, count in spans(j_count, MOST_IN_ORDER) if ordered else [(0, j_count)]:
+            _index_window(graph, where, x, other, mode, negative, (low, length), (first, count), ordered)
 
 
 def _index_window(
@@ -115,11 +129,16 @@ def _index_window(
     other: Tensor,
     mode: str,
     negative: bool,
-    low: int,
-    length: int,
-    j_count: int,
-    r_count: int,
+    window: tuple[int, int],
+    some: tuple[int, int],
+    ordered: bool,
 ) -> None:
+    """One launch: places of the first indexed dimension within ``window``, ``some`` of the indices (first, count).
+
+    Each invocation takes one index and one element of the other dimensions; ``ordered`` ones take all of the indices.
+    """
+    (low, length), (first, count) = window, some
+    r_count = product([x.sizes[d] for d in where.rest])
     names = [f"i{k}" for k in range(len(where.indices))]
     other_j, other_r = where.split(other)
     j_sizes, j_strides = collapse(where.shape, [other_j, *(t.strides for t in where.indices)])
@@ -127,9 +146,11 @@ def _index_window(
     whole = length == x.sizes[where.dims[0]]
 
     def words(w: Words) -> None:
-        w.u32("n", j_count * r_count)
+        w.u32("n", r_count if ordered else count * r_count)
         w.u32("R", r_count)
-        w.u32("error", register_error("IndexError", _MESSAGE.format(op=graph.op)))
+        w.u32("first", first)
+        w.u32("last", first + count)
+        w.u32("error", register_error("IndexError", MESSAGE.format(op=graph.op)))
         w.u32("low", low)
         w.u32("length", length)
         for name, d in zip(names, where.dims, strict=True):
@@ -142,17 +163,19 @@ def _index_window(
         lines = [
             MAIN.format(wg=WORKGROUP),
             f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}",
-            index_code(w, len(j_sizes), ["y", *names], f"i / {w.R}", "j"),
             index_code(w, len(r_sizes), ["x", "y"], f"i % {w.R}", "r"),
+            f"for (var t = {w.first}; t < {w.last}; t++) {{" if ordered else "",
+            index_code(w, len(j_sizes), ["y", *names], "t" if ordered else f"i / {w.R}", "j"),
         ]
         lines += [
             checked_index(name, f"x_j{name}", t, w.expr(f"{name}_size"), w, negative)
             for name, t in zip(names, where.indices, strict=True)
         ]
         if not whole:
-            lines.append(f"if (k_i0 < {w.low} || k_i0 - {w.low} >= {w.length}) {{ return; }}")
-        first = "k_i0" if whole else f"(k_i0 - {w.low})"
-        terms = [f"{first} * {w.i0_stride}"] + [f"k_{m} * {w.expr(f'{m}_stride')}" for m in names[1:]]
+            skip = "continue" if ordered else "return"
+            lines.append(f"if (k_i0 < {w.low} || k_i0 - {w.low} >= {w.length}) {{ {skip}; }}")
+        place = "k_i0" if whole else f"(k_i0 - {w.low})"
+        terms = [f"{place} * {w.i0_stride}"] + [f"k_{m} * {w.expr(f'{m}_stride')}" for m in names[1:]]
         at_x, at_y = " + ".join(["x_rx", *terms]), "x_jy + x_ry"
         value = wgsl.cast(f"ld_y({at_y})", other.dtype.cls, x.dtype.cls)
         lines.append(
@@ -161,17 +184,17 @@ def _index_window(
                 "put": f"st_x({at_x}, {value});",
             }.get(mode, f"acc_x({at_x}, {value});")
         )
-        return "\n".join([*lines, "}"])
+        return "\n".join([*lines, "}" if ordered else "", "}"])
 
-    window = x if whole else x.narrow(where.dims[0], low, length)
+    part = x if whole else x.narrow(where.dims[0], low, length)
     args = [
-        ("x", window, _OPERAND_MODES[mode]),
+        ("x", part, OPERAND_MODES[mode]),
         ("y", other, "w" if mode == "get" else "r"),
         ("e", graph.error_tensor(), "a"),
         *((name, t, "r") for name, t in zip(names, where.indices, strict=True)),
     ]
-    static = (mode, negative, whole, len(names), len(j_sizes), len(r_sizes))
-    graph.launch("index", args, words, source, grid(j_count * r_count, WORKGROUP), static)
+    static = (mode, negative, whole, len(names), len(j_sizes), len(r_sizes), ordered)
+    graph.launch("index", args, words, source, grid(r_count if ordered else count * r_count, WORKGROUP), static)
 
 
 def _needs_host(indices: Sequence[Tensor | None]) -> bool:
@@ -307,7 +330,7 @@ def _index_copy(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor
 def _index_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
     if alpha != 1:
         cls = x.dtype.cls
-        form = "mul64({0}, {1})" if cls == "l" else "({0} * {1})"
+        form = {"l": "mul64({0}, {1})", "b": "({0} && {1})"}.get(cls, "({0} * {1})")
         scaled = graph.new(source.sizes, x.dtype)
         emit(graph, form, [source, alpha], [cls] * 2, cls, scaled, "scale")
         source = scaled
@@ -328,113 +351,3 @@ def _index_fill(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Operand
     emit(graph, "{0}", [value], [x.dtype.cls], x.dtype.cls, filled, "fill")
     index_launch(graph, where, line(out), filled.expand(where.result), "put", True)
     return out
-
-
-# ---------------------------------------------------------------------------------------------------- gather and scatter
-
-
-def elementwise_index(graph: Graph, x: Tensor, dim: int, index: Tensor, other: Tensor | None, value: Any, mode: str) -> None:
-    """For each element of ``index``: ``other[i] = x[i with dim replaced]`` (get), or the reverse (put, or a reduction)."""
-    (axis,) = normal_dims(max(x.ndim, 1), dim)
-    if index.numel == 0:
-        return
-    x_strides = [0 if d == axis else s for d, s in enumerate(x.strides)] or [0]
-    size, stride = (x.sizes[axis], x.strides[axis]) if x.ndim else (1, 1)
-    shape = index.sizes or (1,)
-    walked = {"i": index.strides or (0,), "x": x_strides}
-    if other is not None:
-        walked["y"] = other.strides or (0,)
-    sizes, strides = collapse(shape, list(walked.values()))
-    names = list(walked)
-
-    def words(w: Words) -> None:
-        w.u32("n", index.numel)
-        w.u32("size", size)
-        w.u32("stride", stride)
-        w.u32("error", register_error("RuntimeError", _MESSAGE.format(op=graph.op)))
-        if other is None:
-            w.number("value", value, x.dtype.cls)
-        index_words(w, sizes, dict(zip(names, strides, strict=True)))
-
-    def source(w: Words) -> str:
-        at_x = f"x_x + k_i * {w.stride}"
-        v = wgsl.cast("ld_y(x_y)", other.dtype.cls, x.dtype.cls) if other is not None else w.expr("value", x.dtype.cls)
-        move = {"get": f"st_y(x_y, ld_x({at_x}));", "put": f"st_x({at_x}, {v});"}.get(mode, f"acc_x({at_x}, {v});")
-        return "\n".join(
-            [
-                MAIN.format(wg=WORKGROUP),
-                f"let i = {LINEAR.format(wg=WORKGROUP)};\nif (i >= {w.n}) {{ return; }}",
-                index_code(w, len(sizes), names),
-                checked_index("i", "x_i", index, w.size, w, False),
-                move,
-                "}",
-            ]
-        )
-
-    args = [("x", x, _OPERAND_MODES[mode]), ("i", index, "r"), ("e", graph.error_tensor(), "a")]
-    if other is not None:
-        args.append(("y", other, "w" if mode == "get" else "r"))
-    graph.launch("gather", args, words, source, grid(index.numel, WORKGROUP), (mode, len(sizes), other is None))
-
-
-def _check_index(graph: Graph, x: Tensor, index: Tensor, dim: int) -> None:
-    if index.dtype.cls not in "il":
-        raise RuntimeError(f"{graph.op}(): Expected an integer dtype for index, got {index.dtype.name}")
-    if index.numel and max(x.ndim, 1) != max(index.ndim, 1):
-        raise RuntimeError(
-            f"{graph.op}: Index tensor must have the same number of dimensions as input tensor ({index} and {x})"
-        )
-    if index.numel and x.ndim and index.ndim:
-        (axis,) = normal_dims(x.ndim, dim)
-        if any(d != axis and n > x.sizes[d] for d, n in enumerate(index.sizes)):
-            raise RuntimeError(
-                f"{graph.op}: Size does not match: expected index {list(index.sizes)} to be no larger than self "
-                f"{list(x.sizes)} "
-                f"apart from dimension {axis}"
-            )
-
-
-@lower("gather", inplace=False)
-def _gather(graph: Graph, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
-    _check_index(graph, x, index, dim)
-    out = graph.new(index.sizes, x.dtype)
-    elementwise_index(graph, x, dim, index, out, None, "get")
-    return out
-
-
-def scatter(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor | None, value: Any, mode: str) -> Tensor:
-    _check_index(graph, x, index, dim)
-    out = begin_update(graph, x)
-    index = apart(graph, index, out)
-    if source is not None:
-        if source.dtype is not x.dtype:
-            raise RuntimeError(f"{graph.op}(): self ({x.dtype.name}) and src ({source.dtype.name}) must have the same dtype")
-        source = apart(graph, source, out)
-        if index.numel == 0:
-            return out
-        if max(source.ndim, 1) != max(index.ndim, 1):
-            raise RuntimeError(
-                f"{graph.op}: Index tensor must have the same number of dimensions as src tensor ({index} and {source})"
-            )
-        if any(a > b for a, b in zip(index.sizes, source.sizes, strict=True)):
-            raise RuntimeError(
-                f"{graph.op}: Expected index {list(index.sizes)} to be no larger than src {list(source.sizes)}"
-            )
-        source = source.view(index.sizes, source.strides)
-    elementwise_index(graph, out, dim, index, source, value, mode)
-    return out
-
-
-@lower("scatter.src", out="src_out")
-def _scatter_src(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return scatter(graph, x, dim, index, source, None, "put")
-
-
-@lower("scatter.value", out="value_out")
-def _scatter_value(graph: Graph, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    return scatter(graph, x, dim, index, None, value, "put")
-
-
-@lower("scatter_add")
-def _scatter_add(graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return scatter(graph, x, dim, index, source, None, "add")

@@ -7,7 +7,7 @@ from typing import Any
 from .. import wgsl
 from ..kernels import render
 from ..kernels.gemm import gemm
-from ..kernels.pointwise import compute, emit, private_target
+from ..kernels.pointwise import compute, contiguous, dtype_of, emit, private_target, result_dtype
 from ..recipe import MAX_GROUPS, Graph, Scalar, Tensor, Words, grid
 from ..registry import lower
 from ..runtime import target
@@ -190,6 +190,35 @@ def _addmm_activation(
 def _baddbmm(graph: Graph, c: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     _need(graph, (a, 3), (b, 3))
     return _product(graph, a, b, c, beta, alpha)
+
+
+@lower("addbmm")
+def _addbmm(graph: Graph, c: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """The sum of a batch's products is one product: of (n, batch * m) and (batch * m, p)."""
+    _need(graph, (a, 3), (b, 3))
+    if a.sizes[0] != b.sizes[0] or a.sizes[2] != b.sizes[1]:
+        raise RuntimeError(f"{graph.op}: batch1 {list(a.sizes)} and batch2 {list(b.sizes)} cannot be multiplied")
+    target = private_target(graph)
+    batch, n, m = a.sizes
+    wide = contiguous(graph, a.permute((1, 0, 2))).reshape((1, n, batch * m))
+    tall = contiguous(graph, b).reshape((1, batch * m, b.sizes[2]))
+    graph.target = target
+    return _drop(_product(graph, wide, tall, c, beta, alpha), 0)
+
+
+@lower("addr")
+def _addr(graph: Graph, c: Tensor, x: Tensor, y: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    _need(graph, (x, 1), (y, 1))
+    sizes = (x.sizes[0], y.sizes[0])
+    d = result_dtype(c, x, y)
+    if not d.is_float and any(dtype_of(v).is_float for v in (alpha, beta)):
+        raise RuntimeError(f"{graph.op}: for integral input tensors, alpha and beta must not be floating point numbers.")
+    form = {"l": "mul64({1}, mul64({0}, {2}))", "b": "({1} && {0} && {2})"}.get(d.cls, "({1} * {0} * {2})")
+    operands = [x.view((x.sizes[0], 1), (x.strides[0], 0)), alpha, y]
+    if not _is(beta, 0):
+        added = {"l": "add64(mul64({4}, {3}), @)", "b": "(({4} && {3}) || @)"}.get(d.cls, "({4} * {3} + @)")
+        form, operands = added.replace("@", form), [*operands, c.expand(sizes), beta]
+    return compute(graph, form, operands, [d.cls] * len(operands), d.cls, d, "addr", sizes)
 
 
 @lower("mv")

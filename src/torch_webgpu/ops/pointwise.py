@@ -103,7 +103,7 @@ def narrowed(form: str, operands: list[Operand], d: DType) -> tuple[str, list[Op
         if isinstance(x, int) and not isinstance(x, bool):
             wrapped = x & ((1 << bits) - 1)
             taken[i] = wrapped if d.name == "uint8" or wrapped < 1 << (bits - 1) else wrapped - (1 << bits)
-        elif dtype_of(x).itemsize > d.itemsize:
+        elif (own := dtype_of(x)) is not d and own.cls in "il" and own.itemsize >= d.itemsize:
             form = form.replace(
                 f"{{{i}}}", f"({{{i}}} & 255)" if d.name == "uint8" else f"extractBits({{{i}}}, 0u, {bits}u)"
             )
@@ -252,7 +252,7 @@ binary(
     "__lshift__.Scalar",
     f=None,
     i="shl32({0}, {1})",
-    l="shl64({0}, {1}.x)",
+    l="shl64({0}, shift64({1}))",
 )
 binary(
     "bitwise_right_shift.Tensor",
@@ -261,7 +261,7 @@ binary(
     "__rshift__.Scalar",
     f=None,
     i="shr32({0}, {1})",
-    l="shr64({0}, {1}.x)",
+    l="shr64({0}, shift64({1}))",
 )
 for _name, _f, _l, _b in (
     ("eq", "({0} == {1})", "eq64({0}, {1})", "({0} == {1})"),
@@ -408,6 +408,10 @@ def _masked_fill(graph: Graph, x: Tensor, mask: Tensor, value: Operand) -> Tenso
 
 def _bounded(graph: Graph, x: Tensor, low: Operand | None, high: Operand | None) -> Tensor:
     d = result_dtype(x, *(v for v in (low, high) if v is not None))
+    if d.cls == "b" and isinstance(low if high is None else high, Tensor) and (low is None or high is None):
+        form, bound = ("({0} || {1})", low) if high is None else ("({0} && {1})", high)
+        assert bound is not None
+        return compute(graph, form, [x, bound], ["b", "b"], "b", d, "clamp")
     c = "i" if d.cls == "b" else d.cls
     largest, smallest = {"f": ("fmaximum", "fminimum"), "i": ("max", "min"), "l": ("max64", "min64")}[c]
     expr = "{0}"

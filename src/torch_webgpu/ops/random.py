@@ -20,6 +20,7 @@ from ..kernels.pointwise import (
     collapse,
     compute,
     copy_into,
+    float_dtype,
     index_code,
     index_words,
 )
@@ -260,7 +261,8 @@ def _normal_of(graph: Graph, mean: Tensor | Number, std: Tensor | Number = 1.0, 
 
 @lower("log_normal_")
 def _log_normal(graph: Graph, x: Tensor, mean: Number = 1.0, std: Number = 2.0, _generator: None = None) -> Tensor:
-    _check_std(std, "log_normal_")
+    if not number_of(std) > 0:
+        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={number_of(std)}")
     _needs_float(x.dtype, "log_normal")
     return draw(graph, _normal_draw("log_normal", "exp_({mean} + {std} * z[{e}])", mean, std), x, 3)
 
@@ -415,5 +417,5 @@ def _native_dropout(graph: Graph, x: Tensor, p: Number, train: bool | None = Non
 
 @lower("native_dropout_backward")
 def _native_dropout_backward(graph: Graph, grad: Tensor, mask: Tensor, scale: Number) -> Tensor:
-    form = "select(0.0, {0} * {2}, {1})"
-    return compute(graph, form, [grad, mask, scale], ["f", "b", "f"], "f", grad.dtype, "dropout_backward")
+    form = "({0} * {1} * {2})"  # not select: NaN stays
+    return compute(graph, form, [grad, mask, scale], ["f", "f", "f"], "f", float_dtype(grad.dtype), "dropout_backward")

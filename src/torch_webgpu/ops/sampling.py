@@ -337,5 +337,4 @@ fallback(
     "binomial",
     "_standard_gamma",
     "_sample_dirichlet",
-    "rrelu_with_noise",
 )

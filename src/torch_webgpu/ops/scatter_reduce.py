@@ -11,7 +11,8 @@ from ..recipe import Graph, Tensor
 from ..registry import lower
 from ..wgsl import BOOL, F32, I32, I64, DType
 from .creation import fill
-from .indexing import along, apart, elementwise_index, index_launch, line, scatter
+from .indexing import along, apart, index_launch, line
+from .scatter import elementwise_index, scatter
 
 _MODES = {"sum": "add", "add": "add", "prod": "prod", "multiply": "prod", "mean": "add", "amax": "amax", "amin": "amin"}
 
@@ -104,23 +105,24 @@ def _index_reduce(
     graph: Graph, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Tensor:
     mode = _mode(graph, reduce, ("prod", "mean", "amax", "amin"))
-    if _unsupported(x, mode) or x.ndim == 0:
+    if _unsupported(x, mode):
         return NotImplemented
     if x.dtype is not source.dtype:
         raise RuntimeError(f"{graph.op}: self ({x.dtype.name}) and source ({source.dtype.name}) must have the same dtype")
     private_target(graph)
     out = _working(graph, x, mode)
-    where, _ = along(graph, out, dim, apart(graph, index, out))
+    where, _ = along(graph, line(out), dim, apart(graph, index, out))
+    source = line(source)
     if tuple(source.sizes) != where.result:
         raise RuntimeError(f"{graph.op}: source of shape {list(source.sizes)} must be {list(where.result)}")
 
     def put(value: float, to: Tensor, mode: str) -> None:
         one = fill(graph, graph.new((1,), to.dtype), value)
-        index_launch(graph, where, to, one.expand(where.result), mode, False)
+        index_launch(graph, where, line(to), one.expand(where.result), mode, False)
 
     if not include_self:
         put(_identity(mode, x.dtype), out, "put")
-    index_launch(graph, where, out, converted(graph, line(source), out.dtype), mode, False)
+    index_launch(graph, where, line(out), converted(graph, source, out.dtype), mode, False)
     if reduce == "mean":
         counts = fill(graph, graph.new(x.sizes, I64 if x.dtype is I64 else I32), 1)
         if not include_self:

@@ -154,7 +154,6 @@ def _bucketize(graph: Graph, x: Tensor | Scalar | float, edges: Tensor, int32: b
     return search(graph, edges, x, int32, right, None)
 
 
-fallback("the size of the result depends on the data", "unique_dim", "unique_dim_consecutive")
 fallback("histograms are for inspection", "histogram.bin_ct", "histogram.bins_tensor")
 fallback(
     "factorisations are sequential; LAPACK does small ones faster",

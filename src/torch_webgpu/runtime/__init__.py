@@ -112,12 +112,14 @@ def start(chosen: tuple[Implementation, AdapterInfo] | None = None) -> None:
         _device = handle
         _C.attach(
             handle.library,
+            adapter.name,
             device,
             queue,
             instance,
             impl.name == "dawn",
             config.debug,
             handle.threadsafe,
+            "timestamp-query" in handle.features,
             adapter.kind != "null",
             handle.limits["maxBufferSize"],
             handle.limits["maxStorageBufferBindingSize"],
@@ -192,7 +194,7 @@ def create_pipeline(code: str, accesses: tuple[bool, ...], uniform_slots: int, n
         errors = _C.take_errors()
     if errors or not pipeline:
         raise _pipeline_error(name, code, errors)
-    number = _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots)
+    number = _C.add_pipeline(pipeline, layout, len(accesses), uniform_slots, name)
     _shaders[number] = Shader(code, accesses, uniform_slots, name)
     _numbers[code, accesses, uniform_slots] = number
     return number

@@ -224,6 +224,11 @@ fn shr64(a: vec2<u32>, n: u32) -> vec2<u32> {
   return vec2<u32>((a.x >> n) | (a.y << (32u - n)), bitcast<u32>(high >> n));
 }
 
+// Shifts by a 64-bit number: all bits leave where it is negative or too large.
+fn shift64(n: vec2<u32>) -> u32 {
+  return select(64u, n.x, n.y == 0u);
+}
+
 fn shl32(a: i32, n: i32) -> i32 {
   return select(a << (u32(n) & 31u), 0, n < 0 || n > 31);
 }
@@ -282,6 +287,7 @@ fn exponent_(x: f32) -> i32 {
 fn floordiv_f(a: f32, b: f32) -> f32 {
   if (b == 0.0) { return a / b; }
   let m = fmod_(a, b);
+  if (isnan_(m)) { return m; }
   var q = (a - m) / b;
   if (m != 0.0 && (b < 0.0) != (m < 0.0)) { q = q - 1.0; }
   if (q != 0.0) {
@@ -389,6 +395,7 @@ fn log_(x: f32) -> f32 {
   if (isnan_(x) || x < 0.0) { return nan_(); }
   if (!truth(x)) { return -inf_(); }
   if (isinf_(x)) { return x; }
+  if (bitcast<u32>(x) < 0x00800000u) { return log(f32(bitcast<u32>(x))) - 103.27892990343185; } // subnormal: bits * 2^-149
   return log(x);
 }
 
@@ -456,23 +463,43 @@ fn erfinv_(x: f32) -> f32 {
 
 fn gelu_(x: f32) -> f32 {
   if (isnan_(x)) { return x; }
-  if (x < -14.0) { return -0.0; }
+  if (x < -14.0) { return select(-0.0, nan_(), isinf_(x)); } // -inf * 0
   return 0.5 * x * select(1.0 + erf_(x * 0.7071067811865476), erfc_(-x * 0.7071067811865476), x < -1.5);
 }
 
 fn gelu_tanh_(x: f32) -> f32 {
   if (isnan_(x)) { return x; }
-  if (abs(x) > 1e4) { return max(x, 0.0); }
+  if (abs(x) > 1e4) { return select(max(x, 0.0), nan_(), isinf_(x) && x < 0.0); } // -inf * 0
   return 0.5 * x * (1.0 + tanh_(0.7978845608028654 * (x + 0.044715 * x * x * x)));
 }
 
-// sin and cos lose accuracy for large arguments on some drivers: reduce by pi/2 in three parts (Cody and Waite).
+// sin and cos lose accuracy for large arguments on some drivers: reduce by pi/2 in three parts (Cody and Waite 1980), exact
+// while the multiple has 16 bits; beyond, multiply by the bits of 2/pi that matter (Payne and Hanek 1983).
 fn trig_reduce(x: f32) -> vec2<f32> {
+  if (abs(x) > 2e4) { return trig_reduce_large(x); }
   let k = round(x * 0.6366197723675814);
   var r = x - k * 1.5703125;
   r = r - k * 4.837512969970703125e-4;
   r = r - k * 7.54978995489188216e-8;
   return vec2<f32>(r, k);
+}
+
+fn trig_reduce_large(x: f32) -> vec2<f32> {
+  var bits = array<u32, 7>(0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u);
+  let b = bitcast<u32>(x);
+  let m = ((b & 0x7fffffu) | 0x800000u) << 8u;
+  let p = ((b >> 23u) & 255u) - 128u; // the first bit of 2/pi whose product is not a multiple of 4
+  let at = p >> 5u;
+  let s = p & 31u;
+  let high = select((bits[at] << s) | (bits[at + 1u] >> ((32u - s) & 31u)), bits[at], s == 0u);
+  let middle = select((bits[at + 1u] << s) | (bits[at + 2u] >> ((32u - s) & 31u)), bits[at + 1u], s == 0u);
+  let low = select((bits[at + 2u] << s) | (bits[at + 3u] >> ((32u - s) & 31u)), bits[at + 2u], s == 0u);
+  let sum = add64(mulwide(m, middle), vec2<u32>(mulwide(m, low).y, 0u));
+  let top = m * high + sum.y; // multiples of pi/2, two bits before the point
+  let fraction = vec2<u32>(sum.x << 2u, (top << 2u) | (sum.x >> 30u));
+  let r = l2f(fraction) * 8.515303950216386e-20; // pi/2 * 2^-64; more than a half is taken as negative
+  let k = f32(((top >> 30u) + (fraction.y >> 31u)) & 3u);
+  return select(vec2<f32>(r, k), vec2<f32>(-r, -k), x < 0.0);
 }
 
 fn sin_poly(r: f32) -> f32 {
@@ -493,13 +520,11 @@ fn quadrant(t: vec2<f32>, shift: i32) -> f32 {
 
 fn sin_(x: f32) -> f32 {
   if (isnan_(x) || isinf_(x)) { return nan_(); }
-  if (abs(x) > 1e6) { return sin(x); }
   return quadrant(trig_reduce(x), 0);
 }
 
 fn cos_(x: f32) -> f32 {
   if (isnan_(x) || isinf_(x)) { return nan_(); }
-  if (abs(x) > 1e6) { return cos(x); }
   return quadrant(trig_reduce(x), 1);
 }
 
@@ -689,7 +714,7 @@ fn lgamma_(x: f32) -> f32 {
   if (isinf_(x)) { return inf_(); }
   if (x > 0.0) { return lgamma_positive(x); }
   if (x == floor(x)) { return inf_(); }
-  return 1.1447298858494002 - log_(abs(sin_(3.141592653589793 * (x - floor(x))))) - lgamma_positive(1.0 - x);
+  return 1.1447298858494002 - log_(abs(sin_(3.141592653589793 * (x - round(x))))) - lgamma_positive(1.0 - x);
 }
 
 fn digamma_(x: f32) -> f32 {
@@ -706,7 +731,7 @@ fn digamma_(x: f32) -> f32 {
   let r = 1.0 / (z * z);
   y = y + log_(z) - 0.5 / z - r * (0.08333333333 - r * (0.008333333333 - r * 0.003968253968));
   if (x < 0.0) {
-    let t = 3.141592653589793 * (x - floor(x));
+    let t = 3.141592653589793 * (x - round(x));
     y = y - 3.141592653589793 * cos_(t) / sin_(t);
   }
   return y;
