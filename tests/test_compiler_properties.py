@@ -14,11 +14,10 @@ import pytest
 import torch
 from graph_layers import LAYERS
 from graph_ops import COMPUTE, DIFFERENTIABLE, WRITES, draw_graph
-from graphs import DEVICE, Builder, Drawn, overlaps_itself
+from graphs import DEVICE, Builder, Drawn
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
+from random_programs import check_aliases, compare, compile_graph
 
 from torch_webgpu.compiler import backend
 
@@ -30,37 +29,6 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """The fusion level, for the whole test."""
     monkeypatch.setattr(backend, "config", dataclasses.replace(backend.config, fusion=request.param))
     return str(request.param)
-
-
-def compare(drawn: Drawn, got: list[torch.Tensor], bases: list[torch.Tensor], when: str) -> None:
-    """Results and the inputs' storages against the reference."""
-    for what, have, want in (("result", got, drawn.results), ("storage", bases, drawn.after)):
-        for i, (x, y) in enumerate(zip(have, want, strict=True)):
-            assert x.device.type == DEVICE and x.dtype == y.dtype and x.shape == y.shape, (when, what, i, x, y)
-            error = drawn.error_of(y)
-            mine, reference = x.detach().cpu(), y.detach()
-            same = (
-                torch.allclose(mine.double(), reference.double(), rtol=0.0, atol=error)
-                if error
-                else torch.equal(mine, reference)
-            )
-            assert same, f"{what} {i} {when}: {x}, not {y} ± {error}"
-
-
-def check_aliases(drawn: Drawn, got: list[torch.Tensor], bases: list[torch.Tensor]) -> None:
-    """Writes every result in turn, here and there: whatever shares memory with it must change alike."""
-    for i, (mine, reference) in enumerate(zip(got, drawn.results, strict=True)):
-        if overlaps_itself(reference):
-            continue
-        for t in (mine, reference):
-            t.neg_() if t.dtype.is_floating_point else t.bitwise_not_()
-        compare(drawn, got, bases, f"after result {i} was written")
-
-
-def compile_graph(drawn: Drawn, inputs: list[torch.Tensor]) -> Any:
-    """The backend as Dynamo calls it."""
-    with tracing(TracingContext(FakeTensorMode(allow_non_fake_inputs=True))):
-        return backend.webgpu(drawn.module, inputs)
 
 
 @settings(max_examples=2 * settings().max_examples)

@@ -103,7 +103,7 @@ def narrowed(form: str, operands: list[Operand], d: DType) -> tuple[str, list[Op
         if isinstance(x, int) and not isinstance(x, bool):
             wrapped = x & ((1 << bits) - 1)
             taken[i] = wrapped if d.name == "uint8" or wrapped < 1 << (bits - 1) else wrapped - (1 << bits)
-        elif dtype_of(x).itemsize > d.itemsize:
+        elif (own := dtype_of(x)) is not d and own.cls in "il" and own.itemsize >= d.itemsize:
             form = form.replace(
                 f"{{{i}}}", f"({{{i}}} & 255)" if d.name == "uint8" else f"extractBits({{{i}}}, 0u, {bits}u)"
             )
