@@ -122,6 +122,7 @@ bool run_plan(Plans& plans, const std::vector<c10::IValue>& args, uint64_t times
   }
   entry->used = ++plans.calls;
   if (entry->recipe.kind == Recipe::Kind::fallback) return false;
+  if (C10_UNLIKELY(timeline_on())) name_launches("");
   HoldSubmits hold;  // one submit, unless the plan needs more uniform slots than a batch has
   for (uint64_t i = 0; i < times; i++) {
     Call call{plans_name, &plans, args, signature.tensors, {}, {}};

@@ -203,6 +203,7 @@ void boxed_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return other.callBoxed(stack);
   }
   Call call{operator_name, &op, args, signature.tensors, {}, {}};
+  if (C10_UNLIKELY(timeline_on())) name_launches(call.name(call.named));
   replay(call, entry->recipe, watch);
   lock.unlock();
   torch::jit::drop(*stack, arity);

@@ -21,7 +21,8 @@ namespace webgpu {
 
 namespace {
 std::atomic<bool> active{false};
-Timeline current;  // under the device lock
+Timeline current;    // under the device lock
+std::string op_now;  // the same
 thread_local std::vector<uint64_t> correlations;
 
 int32_t this_thread() {
@@ -79,8 +80,13 @@ Timeline end_timeline() {
   return timeline;
 }
 
+void name_launches(std::string op) { op_now = op.rfind("aten::", 0) == 0 ? op.substr(6) : std::move(op); }
+
 uint32_t note_launch(const Pipeline& pipeline, const uint32_t* groups, int64_t begun) {
-  Launch launch{*pipeline.name, {groups[0], groups[1], groups[2]}, span_from("webgpu dispatch", begun)};
+  std::string name = *pipeline.name;
+  size_t kernel = name.rfind(" (");
+  if (!op_now.empty() && kernel != std::string::npos) name.replace(0, kernel, op_now);
+  Launch launch{std::move(name), {groups[0], groups[1], groups[2]}, span_from("webgpu dispatch", begun)};
   launch.host.end = now_ns();
   current.launches.push_back(std::move(launch));
   return current.launches.size();

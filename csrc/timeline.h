@@ -46,6 +46,9 @@ void begin_timeline();
 // Waits for what was recorded; what a lost device had not finished is not timed.
 Timeline end_timeline();
 
+// With the device lock. The op that launches from now on; "" for those of plans, which are named after their pipelines
+// alone: ops share pipelines.
+void name_launches(std::string op);
 // With the device lock. The number of a launch that was just recorded, from 1.
 uint32_t note_launch(const Pipeline& pipeline, const uint32_t* groups, int64_t begun);
 

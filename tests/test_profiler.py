@@ -115,6 +115,16 @@ def test_compiled_plans_have_a_row_and_their_kernels() -> None:
     assert len(plan.kernels) == len(of_device(events)) > 0
 
 
+def test_kernels_are_named_after_the_op_that_runs() -> None:
+    """Not after the one that compiled the shader they share."""
+    x = torch.ones(8, device="webgpu")
+    with profile() as p:
+        for _ in range(2):
+            torch.ops.aten.mul.Scalar(x, 2.0)
+            torch.mul(x, 2.0)
+    assert [k.name for k in of_device(p.events())] == ["mul.Scalar (pointwise)", "mul.Tensor (pointwise)"] * 2
+
+
 def test_device_only_and_cpu_only() -> None:
     x = torch.ones(8, device="webgpu")
     with profile(activities=[WEBGPU]) as p:
