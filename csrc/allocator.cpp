@@ -162,8 +162,10 @@ Block* allocate_block(uint64_t bytes, bool coarse) {
       flush();
       wait_idle();
       empty_cache();
-      wait_idle();  // Dawn gives memory back only after a later submit
-      buffer = create(size);
+      for (int i = 0; i < 3 && !buffer; i++) {  // Dawn gives memory back some waits after a later submit
+        wait_idle();
+        buffer = create(size);
+      }
     }
     if (!buffer) out_of_memory(bytes, "the device refused a buffer of " + std::to_string(size) + " bytes");
     block = new Block{buffer, size, next_id++, device_generation()};

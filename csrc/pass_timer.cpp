@@ -7,6 +7,8 @@
 #include <numeric>
 #include <vector>
 
+#include "abort.h"
+
 namespace webgpu {
 
 namespace {
@@ -33,7 +35,9 @@ std::string map_bytes(const Connection& to, Handle staging, uint64_t bytes) {
     FutureWaitInfo waited{future, 0};
     api.wait_any(to.instance, 1, &waited, UINT64_MAX);
   } else {
-    for (int i = 0; i < 1000 && !*answer; i++) api.device_poll(to.device, 1, nullptr);
+    for (int i = 0; i < 1000 && !*answer; i++) {
+      if (!survives([&] { api.device_poll(to.device, 1, nullptr); })) break;
+    }
   }
   uint32_t status = *answer;
   if (!status) (void)answer.release();  // the library may still write to it
@@ -79,7 +83,7 @@ std::vector<uint64_t> PassTimer::ticks() {
   api.copy_buffer(encoder, resolved, 0, staging, 0, count * 16);
   Handle commands = api.finish(encoder, nullptr);
   api.encoder_release(encoder);
-  api.submit(device.queue, 1, &commands);
+  TORCH_CHECK(survives([&] { api.submit(device.queue, 1, &commands); }), "the measured device is lost");
   api.command_buffer_release(commands);
   std::string data = map_bytes(device, staging, count * 16);
   std::vector<uint64_t> found(2 * count);

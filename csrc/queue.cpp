@@ -65,11 +65,20 @@ Staging take_staging(uint64_t bytes) {
   uint64_t size = std::max<uint64_t>(size_class(bytes), 4096);
   auto make = [&] { return create_buffer(usage::map_read | usage::copy_dst, size); };
   Handle buffer = make();
-  if (!buffer) {
-    for (auto& kept : staging_pool) api.buffer_release(kept.buffer);
-    staging_pool.clear();
+  static bool freeing = false;  // a wait takes a staging buffer itself
+  if (!buffer && !freeing) {
+    freeing = true;
+    std::unique_ptr<bool, void (*)(bool*)> ends(&freeing, [](bool* flag) { *flag = false; });
+    auto large = [](const Staging& kept) {
+      if (kept.size > small_upload) api.buffer_release(kept.buffer);
+      return kept.size > small_upload;
+    };
+    staging_pool.erase(std::remove_if(staging_pool.begin(), staging_pool.end(), large), staging_pool.end());
     empty_cache();
-    buffer = make();
+    for (int i = 0; i < 3 && !buffer; i++) {  // see allocate_block
+      wait_idle();
+      buffer = make();
+    }
   }
   if (!buffer) {  // found out before anything that was recorded is lost
     raise_python("OutOfMemoryError",

@@ -166,8 +166,8 @@ def efficientnet_lite0() -> EfficientNetLite0:
     return model.eval()
 
 
-def sample_picture() -> Tensor:
-    """matplotlib's grace_hopper.jpg, scaled, cut to 224 x 224 and normalised as for ImageNet: (1, 3, 224, 224)."""
+def sample_pixels() -> Tensor:
+    """matplotlib's grace_hopper.jpg, scaled and cut to 224 x 224: (3, 224, 224), RGB values between 0 and 1."""
     import numpy as np
     from matplotlib import cbook
     from PIL import Image
@@ -178,7 +178,11 @@ def sample_picture() -> Tensor:
     scale = 256 / min(width, height)
     picture = picture.resize((round(width * scale), round(height * scale)), Image.Resampling.BICUBIC)
     left, top = (picture.width - 224) // 2, (picture.height - 224) // 2
-    pixels = torch.from_numpy(np.array(picture.crop((left, top, left + 224, top + 224)))).permute(2, 0, 1) / 255
+    return torch.from_numpy(np.array(picture.crop((left, top, left + 224, top + 224)))).permute(2, 0, 1) / 255
+
+
+def sample_picture() -> Tensor:
+    """``sample_pixels`` normalised as for ImageNet: (1, 3, 224, 224)."""
     mean = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)
     deviation = torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1)
-    return ((pixels - mean) / deviation)[None]
+    return ((sample_pixels() - mean) / deviation)[None]

@@ -270,6 +270,7 @@ def test_what_the_server_gives_out(server: Server) -> None:
     assert ask(address + "../../server.py")[0] == 404
     assert ask(address.rstrip("/"))[2]["Location"] == f"/{made.token}/"
     for content in made.files.values():  # no request leaves the page's origin
+        assert isinstance(content, bytes)
         found = set(re.findall(rb"https?://[\w.]+\w", content))
         assert found <= {b"http://www.w3.org", b"http://127.0.0.1"}  # an XML namespace, and a hint
 

@@ -80,9 +80,7 @@ def test_out_of_memory(implementation: str) -> None:
     """
     lines = short_of_memory(code, implementation)
     for error, results in ((lines[0], lines[1]), (lines[2], lines[3])):
-        assert error.startswith(
-            "OutOfMemoryError True WebGPU out of memory: tried to allocate 67108864 bytes; the device ref"
-        )
+        assert error.startswith("OutOfMemoryError True WebGPU out of memory: tried to allocate 67108864 bytes; the")
         assert "Free tensors, or split the tensor into smaller ones." in error
         assert results == "3000.0 2000.0"
     assert lines[4:] == ["True", "35 True", str(list(range(12)))]
@@ -159,16 +157,21 @@ LOST_WHILE_PROFILED = """
         _fields_ = [("data", ctypes.c_char_p), ("length", ctypes.c_size_t)]
 
     x = torch.ones(4, device="webgpu")
+    p = torch.profiler.profile()
+    p.start()
+    y = x + 1
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, View, ctypes.c_void_p, ctypes.c_void_p)
+    kind(_C.callbacks()[1])(None, 1, View(b"GPU fell off", 12), None, None)
     try:
-        with torch.profiler.profile():
-            y = x + 1
-            kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, View, ctypes.c_void_p, ctypes.c_void_p)
-            kind(_C.callbacks()[1])(None, 1, View(b"GPU fell off", 12), None, None)
-            y.cpu()
+        p.stop()  # waits for the device
     except torch_webgpu.DeviceLostError as e:
         print(e)
     torch.webgpu.reset()
-    print((torch.ones(4, device="webgpu") * 2).tolist())
+    p.stop()
+    print("aten::add" in {e.name for e in p.events()})
+    with torch.profiler.profile() as p:
+        z = (torch.ones(4, device="webgpu") * 2).cpu()
+    print(z.tolist(), len([e for e in p.events() if e.device_type == torch.autograd.DeviceType.PrivateUse1]))
 """
 
 
@@ -177,20 +180,29 @@ LOST_WHILE_PROFILED = """
 def test_a_device_lost_while_it_is_profiled(implementation: str) -> None:
     lines = output_of(LOST_WHILE_PROFILED, TORCH_WEBGPU_IMPL=implementation).splitlines()
     assert "GPU fell off" in lines[0] and "torch.webgpu.reset()" in lines[0]
-    assert lines[1] == "[2.0, 2.0, 2.0, 2.0]"
+    # Launches have times where the adapter has them.
+    assert lines[1:] in (["True", "[2.0, 2.0, 2.0, 2.0] 2"], ["True", "[2.0, 2.0, 2.0, 2.0] 0"])
 
 
 # ---------------------------------------------------------------------------------------------------- the cache on disk
 
+STORE = """
+    import os, signal
+    from torch_webgpu import disk_cache
+    {fault}
+    disk_cache.store("graph-" + "0" * 64, "much to write " * 1000)
+"""
 COMPILE = """
-    import os, signal, torch, torch_webgpu
+    import torch, torch_webgpu
+    from torch_webgpu import disk_cache
     from torch_webgpu.compiler import backend
     x = torch.arange(8.0, device="webgpu")
-    {fault}
-    with torch.no_grad():
-        result = torch.compile(lambda t: torch.sin(t) * 2 + 1, backend="webgpu")(x)
-    assert torch.allclose(result.cpu(), torch.sin(x.cpu()) * 2 + 1, atol=1e-5)
-    print([type(g).__name__ for g in backend.compiled])
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            result = torch.compile(lambda t: torch.sin(t) * 2 + 1, backend="webgpu")(x)
+        assert torch.allclose(result.cpu(), torch.sin(x.cpu()) * 2 + 1, atol=1e-5)
+    print([type(g).__name__ for g in backend.compiled], disk_cache.load("graph-" + "0" * 64))
 """
 KILLED_WHILE_WRITING = """
     import io
@@ -208,21 +220,17 @@ KILLED_WHILE_WRITING = """
 KILLED_BEFORE_THE_NAME = "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def _compile(cache: Path, fault: str = "") -> Result:
-    code = textwrap.dedent(COMPILE).replace("{fault}", textwrap.dedent(fault))
-    return run_python(code, TORCH_WEBGPU_CACHE=str(cache))
-
-
 @POSIX
 @pytest.mark.once
 def test_a_process_killed_while_it_writes_the_cache(tmp_path: Path) -> None:
+    """What it leaves is no entry: the next process compiles, keeps the plan and finds it."""
+    cache = tmp_path / "cache"
     for fault in (KILLED_WHILE_WRITING, KILLED_BEFORE_THE_NAME):
-        assert _compile(tmp_path / "cache", fault).code == -signal.SIGKILL
-    assert [p.name.split("-")[0] for p in (tmp_path / "cache").iterdir()] == ["unfinished"] * 2
-    for kind in ("CompiledGraph", "StoredGraph"):  # the next one compiles and keeps it, the one after finds it
-        after = _compile(tmp_path / "cache")
-        assert after.code == 0, after.err
-        assert after.out.strip() == str([kind])
+        code = textwrap.dedent(STORE).replace("{fault}", textwrap.dedent(fault))
+        assert run_python(code, TORCH_WEBGPU_CACHE=str(cache)).code == -signal.SIGKILL
+    assert [p.name.split("-")[0] for p in cache.iterdir()] == ["unfinished"] * 2
+    assert output_of(COMPILE, TORCH_WEBGPU_CACHE=str(cache)) == "['CompiledGraph', 'StoredGraph'] None"
+    assert sorted(p.name.split("-")[0] for p in cache.iterdir()) == ["graph", "plan", "unfinished", "unfinished"]
 
 
 # ---------------------------------------------------------------------------------------------------- interrupts
@@ -332,13 +340,16 @@ ENDINGS = {
         atexit.register(lambda: print((x + 1).sum().item()))
     """,
     "early": "y = x * 2; raise SystemExit(3)",
-    "a thread that goes on": """
+    "with threads": """
         import threading, time
-        def work():
-            while True:
-                (x + 1).cpu()
-        threading.Thread(target=work, daemon=True).start()
-        time.sleep(0.2)
+        results = []
+        def work(rest):
+            results.append((x + 1) * 2)
+            time.sleep(rest)
+        for rest in (0, 1000):
+            threading.Thread(target=work, args=(rest,), daemon=True).start()
+        while len(results) < 2:
+            time.sleep(0.01)
     """,
 }
 

@@ -85,3 +85,23 @@ def test_draws_depend_on_the_seed_and_the_offset_only() -> None:
     assert x.uniform_(generator=g).tolist() == again == one[100:]
     with pytest.raises(RuntimeError):
         x.uniform_(generator=torch.Generator())
+
+
+def test_the_same_numbers_on_every_adapter_and_library() -> None:
+    torch.manual_seed(0)
+    assert torch.rand(4, device="webgpu").tolist() == [
+        0.3990464210510254,
+        0.8805201649665833,
+        0.7357127666473389,
+        0.6054818034172058,
+    ]
+    state = torch.webgpu.get_rng_state()
+    assert torch.randperm(5, device="webgpu").tolist() == torch.randperm(5, device="webgpu", generator=_at(state)).tolist()
+    bits = torch.randint(0, 2**31, (3,), device="webgpu", generator=_at(state)).tolist()
+    assert bits == torch.randint(0, 2**31, (3,), device="webgpu", generator=_at(state)).tolist()
+
+
+def _at(state: torch.Tensor) -> torch.Generator:
+    generator = torch.Generator(device="webgpu")
+    generator.set_state(state)
+    return generator

@@ -81,7 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = tmp_path / "cache"
     path.mkdir(mode=0o700)
     monkeypatch.setattr(disk_cache, "folder", lambda: path)
-    monkeypatch.setattr(backend, "_compiled", _counted(backend._compiled))
+    monkeypatch.setattr(backend, "compile_or_raise", _counted(backend.compile_or_raise))
     yield path
     torch._dynamo.reset()
 
@@ -376,8 +376,8 @@ sys.path.insert(0, sys.argv[1])
 import models
 from torch_webgpu.compiler import backend
 from torch_webgpu.llm import Generator
-compile_graph, graphs = backend._compiled, []
-backend._compiled = lambda *args: graphs.append(1) or compile_graph(*args)
+compile_graph, graphs = backend.compile_or_raise, []
+backend.compile_or_raise = lambda *args: graphs.append(1) or compile_graph(*args)
 generator = Generator(models.causal("qwen2-4-2").to("webgpu"), 48)
 tokens = generator([5, 6, 7], 5, ())
 print(json.dumps([tokens, len(graphs)]))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .errors import (
         DeviceLostError,
+        ExportError,
         FallbackError,
         InternalError,
         LimitError,
@@ -62,6 +63,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "DeviceLostError",
+    "ExportError",
     "FallbackError",
     "InternalError",
     "LimitError",

@@ -47,3 +47,7 @@ class UnsupportedDTypeError(WebGPUError, TypeError):
 
 class FallbackError(WebGPUError, NotImplementedError):
     """An op would have run on the CPU while ``TORCH_WEBGPU_FALLBACK=error``."""
+
+
+class ExportError(WebGPUError):
+    """A program that cannot be exported; the message names what is in the way, and the way out."""

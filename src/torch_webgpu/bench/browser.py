@@ -15,7 +15,8 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..web.server import Page, Receiver, Refused, Server, folder_files
-from . import browsers
+from . import browser_llm, browsers
+from .browser_llm import Model
 from .browser_plan import Size, plan
 from .browsers import Browser, BrowserError, Running
 from .environment import environment
@@ -25,7 +26,7 @@ from .session import result_path
 STATIC = Path(__file__).parent.parent / "web" / "static" / "measure"
 RESULT_LIMIT, EVENT_LIMIT = 8 << 20, 64 << 10
 MOST_RESULTS = 64  # of one page: nobody fills the disk
-_EXPERIMENTS = {"dispatch", "fusion"}
+_EXPERIMENTS = frozenset(("dispatch", "fusion"))
 
 
 class Event(BaseModel):
@@ -40,8 +41,13 @@ class Event(BaseModel):
 
 @dataclass
 class Post:
-    """What pages have sent, in order: events and checked runs."""
+    """What pages have sent, in order: events and checked runs.
 
+    Attributes:
+        experiments: that a page measures.
+    """
+
+    experiments: frozenset[str] = _EXPERIMENTS
     box: queue.Queue[Event | Run] = field(default_factory=queue.Queue)
     results: int = 0
 
@@ -58,7 +64,7 @@ class Post:
             run = parse(body.decode(), "the result")
         except (ResultError, UnicodeDecodeError) as e:
             raise Refused(422, str(e)) from None
-        others = {m.experiment for m in run.measurements} - _EXPERIMENTS
+        others = {m.experiment for m in run.measurements} - self.experiments
         if run.environment.browser is None or others or any(t.kind != "browser" for t in run.targets):
             raise Refused(422, "the result: it was not measured by the measuring page")
         if self.results >= MOST_RESULTS:
@@ -67,15 +73,19 @@ class Post:
         self.box.put(run)
 
 
-def page(size: Size, command: Sequence[str], start: bool) -> tuple[Page, Post]:
-    """The measuring page, and where what it sends arrives.
+def page(size: Size | Model, command: Sequence[str], start: bool) -> tuple[Page, Post]:
+    """The measuring page, or that for a language model, and where what it sends arrives.
 
     Args:
         start: whether it measures as soon as it is open.
     """
-    post = Post()
-    document = {**plan(size, command), "start": start, "post": True}
-    files = {**folder_files(STATIC), "plan.json": json.dumps(document).encode()}
+    files: dict[str, bytes | Path] = {**folder_files(STATIC)}
+    if isinstance(size, Model):
+        post, document = Post(frozenset(("llm",))), browser_llm.plan(size, command)
+        files = browser_llm.files(size, folder_files(STATIC))
+    else:
+        post, document = Post(), plan(size, command)
+    files["plan.json"] = json.dumps({**document, "start": start, "post": True}).encode()
     receivers = {"events": Receiver(EVENT_LIMIT, post.event), "result": Receiver(RESULT_LIMIT, post.result)}
     return Page(files, receivers), post
 
@@ -103,7 +113,7 @@ class Bench:
     """
 
     server: Server
-    size: Size
+    size: Size | Model
     folder: Path
     command: list[str]
     patience: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import bench, explain, generate, info, tune
+from . import bench, explain, export, generate, info, serve, tune
 
 app = typer.Typer(
     help='A PyTorch device for WebGPU: device="webgpu".',
@@ -16,4 +16,6 @@ app.command()(info.info)
 app.command()(generate.generate)
 app.command()(tune.tune)
 app.command()(explain.explain)
+app.command()(export.export)
+app.command()(serve.serve)
 app.add_typer(bench.app, name="bench")

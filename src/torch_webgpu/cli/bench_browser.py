@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -17,11 +16,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .bench_run import RESULTS, AsJson, Out, Quick, extra, options
 from .console import err, fail, out, reported
+from .serving import announce, open_browser, server_for
 
 if TYPE_CHECKING:
     from ..bench.browser import Bench
     from ..bench.schema import Run
-    from ..web.server import Server
 
 
 class Choice(str, Enum):
@@ -41,31 +40,35 @@ def browser(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page.", show_default="a free one")] = 0,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds of silence before a browser is given up.")] = 180,
     software: Annotated[bool, typer.Option("--software", help="Chrome's own rasteriser even where there is a GPU.")] = False,
+    llm: Annotated[Path | None, typer.Option(metavar="BUNDLE", help="Measure an exported language model instead.")] = None,
     save: Annotated[Path | None, typer.Option("--save-page", metavar="DIR", help="Only write the page as files.")] = None,
     quick: Quick = False,
     as_json: AsJson = False,
     folder: Out = RESULTS,
 ) -> None:
     """The same measurements in a page: what a dispatch costs in Chrome, Edge, Firefox and Safari."""
+    if llm is not None and save is not None:
+        raise fail("--llm and --save-page exclude each other: a bundle's own folder is a page already.")
     if lan and open_page:
         raise fail("--lan and --open exclude each other: open the address that --lan prints.")
     with extra(), reported(), _ended_politely():
         from ..bench.browser import Bench, save_page
+        from ..bench.browser_llm import Model
         from ..bench.browser_plan import Size
-        from ..web.server import PortError
+        from ..errors import ExportError
 
-        size = Size.of(quick)
+        try:
+            size = Size.of(quick) if llm is None else Model.of(llm, quick)
+        except ExportError as e:
+            raise fail(str(e)) from None
         if save is not None:
-            save_page(save, size)
+            save_page(save, Size.of(quick))
             out.print(f"[bold]{escape(str(save))}[/]: for any web server with https.", soft_wrap=True)
             return
-        given = options(browser=None if lan or open_page else browser.value)
+        given = options(browser=None if lan or open_page else browser.value, llm=llm)
         flags = [f"--{n}" for n, on in {"quick": quick, "open": open_page, "lan": lan, "software": software}.items() if on]
         command = ["torch-webgpu", "bench", "browser", *given, *flags]
-        try:
-            server, hosts = _server(lan, port)
-        except PortError as e:
-            raise fail(str(e)) from None
+        server, hosts = server_for(lan, port)
         with server, _bar(as_json) as progress:
             bench = Bench(server, size, folder, command, timeout, progress)
             if lan or open_page:
@@ -86,21 +89,6 @@ def _ended_politely() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, former)
-
-
-def _server(lan: bool, port: int) -> tuple[Server, list[str]]:
-    """The server, and the hosts that it can be reached at."""
-    from ..bench.browser import lan_hosts
-    from ..web.server import LOOPBACK, Server
-
-    if not lan:
-        return Server(LOOPBACK, port), [LOOPBACK]
-    hosts = lan_hosts()
-    if not hosts:
-        raise fail("--lan: this machine has no network address but its own; join a network first.")
-    from ..web.certificate import context
-
-    return Server("0.0.0.0", port, context(hosts)), hosts
 
 
 @contextmanager
@@ -153,16 +141,9 @@ def _by_hand(bench: Bench, hosts: list[str], lan: bool, as_json: bool) -> None:
 
     made, post = page(bench.size, bench.command, False)
     bench.server.add(made)
-    for host in hosts:
-        err.print(f"[bold]{bench.server.address(made, host)}[/]", soft_wrap=True)
-    if lan:
-        err.print(
-            "[dim]The address is good until Ctrl-C. Browsers give WebGPU to https pages alone, and do not know this "
-            "machine’s certificate: choose to go on where they warn.[/]",
-            soft_wrap=True,
-        )
-    elif not webbrowser.open(bench.server.address(made)):
-        err.print("[yellow]No browser could be opened here: open the address yourself.[/]")
+    announce(bench.server, made, hosts, lan)
+    if not lan:
+        open_browser(bench.server.address(made))
     err.print("[dim]Press the page’s button; results are stored as they come. Ctrl-C ends.[/]")
     for path, run in bench.by_hand(post, local=not lan):
         if as_json:
@@ -172,12 +153,21 @@ def _by_hand(bench: Bench, hosts: list[str], lan: bool, as_json: bool) -> None:
 
 
 def _show(path: Path, run: Run) -> None:
+    from .bench_models import models_table
+
+    if all(m.experiment == "llm" for m in run.measurements):
+        models_table(run)
+    else:
+        _show_dispatches(run)
+    for text in run.notes:
+        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+    out.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)
+
+
+def _show_dispatches(run: Run) -> None:
     from ..bench.summary import table
     from .bench_models import fusion_table
 
     dispatches = [m for m in run.measurements if m.experiment == "dispatch"]
     out.print(table(run.model_copy(update={"measurements": dispatches})))
     fusion_table(run)
-    for text in run.notes:
-        out.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
-    out.print(f"[dim]{escape(str(path))}[/]", soft_wrap=True)

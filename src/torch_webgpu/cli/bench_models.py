@@ -146,7 +146,7 @@ def llm(
         settings.check()
         run_all(settings, session)
 
-    measure("llm", run, quick, as_json, folder, given, _models_table)
+    measure("llm", run, quick, as_json, folder, given, models_table)
 
 
 def _models(names: str | None, known: Sequence[str], quick_run: bool) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-def _models_table(run: Run) -> None:
+def models_table(run: Run) -> None:
     """One row a way to run a model, one column a metric."""
     from ..bench.names import DISPATCHES, LAUNCH, PROMPT_READY, RATE, STEP_READY, TOKEN, TTFT, WALL
     from ..bench.report.document import number
@@ -229,4 +229,4 @@ def vision(
         )
     )
     given = options(models=models, on=on, impl=impl, dtypes=dtypes, runs=runs, warmup=warmup)
-    measure("vision", lambda session: run_all(wanted, session), quick, as_json, folder, given, _models_table)
+    measure("vision", lambda session: run_all(wanted, session), quick, as_json, folder, given, models_table)

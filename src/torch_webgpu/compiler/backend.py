@@ -136,7 +136,7 @@ def webgpu(
     """
     level = fusion_level(options)
     try:
-        return _compiled(module, example_inputs, level)
+        return compile_or_raise(module, example_inputs, level)
     except (TorchDynamoException, UnsupportedDTypeError):
         raise
     except Exception as e:  # what eager PyTorch refuses too is raised by it, at the call
@@ -146,7 +146,8 @@ def webgpu(
         return module
 
 
-def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any], level: str) -> Callable[..., Any]:
+def compile_or_raise(module: fx.GraphModule, example_inputs: Sequence[Any], level: str) -> Callable[..., Any]:
+    """As ``webgpu``, but raises where that would run the graph eagerly instead."""
     if lives_on_cpu(module):
         resident = CpuResident(prepare(module), example_inputs, partial(_compile_for_device, level=level))
         return _guarded(module, frozenset(), resident)  # copies of overlapping inputs would not overlap

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -43,6 +43,32 @@ def recorded() -> Iterator[list[tuple[CompiledGraph, list[Any]]]]:
         yield calls
     finally:
         _recorders.remove(calls)
+
+
+class Elsewhere(Protocol):
+    """Who plans in place of this device; see ``planned_elsewhere``."""
+
+    def plan(self, graph: CompiledGraph, metas: tuple[Any, ...]) -> Plan:
+        """The plan for a call's arguments, as the native core describes them; its results are allocated here."""
+
+    def called(self, graph: CompiledGraph, inputs: list[Any], results: list[Any]) -> None:
+        """Told of each call: what the plan took, and its results, which hold anything."""
+
+
+_elsewhere: list[Elsewhere] = []
+
+
+@contextmanager
+def planned_elsewhere(planner: Elsewhere) -> Iterator[None]:
+    """Inside, calls of compiled graphs make plans through ``planner`` and launch nothing.
+
+    Graphs that are called inside are of no use afterwards.
+    """
+    _elsewhere.append(planner)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(planner)
 
 
 def record_call(graph: CompiledGraph, args: Sequence[Any]) -> None:
@@ -103,6 +129,12 @@ class CompiledGraph:
         return self._op_by_op or self._fallback is not None
 
     @property
+    def host_ops(self) -> list[str]:
+        """The ops that PyTorch runs on CPU tensors, beside the plan."""
+        nodes = [*self._host.first, *self._host.last] if self._host is not None else []
+        return sorted({str(n.target) for n in nodes})
+
+    @property
     def self_contained(self) -> bool:
         """Whether a call is the plan alone: no constants or numbers of the host besides the inputs, all results tensors."""
         return not self._constants and not self._numbers and self._host is None
@@ -137,6 +169,8 @@ class CompiledGraph:
             self.reasons.append(f"all ops: {e}")
             self._op_by_op = True
             return self.run(args, times)
+        if _elsewhere:
+            _elsewhere[-1].called(self, inputs, results)
         args.clear()
         for index, number in self._numbers:
             results[index] = number(inputs)
@@ -156,15 +190,28 @@ class CompiledGraph:
             results = self._fallback(list(inputs))
         return results
 
-    def _plan(self, metas: tuple[Any, ...]) -> Any:
+    def plan_for(self, metas: tuple[Any, ...]) -> Plan:
+        """Makes the plan for a call's arguments, as the native core describes them, and the present target.
+
+        Raises:
+            UnsupportedNodeError: for an op that no plan can hold.
+            ShaderError: for a kernel that does not compile.
+            PlanError: for any other reason why there is none.
+        """
         try:
             lowered = lower(self.module, metas)
             origins = Origins(lowered.steps, lowered.paths)
-            plan = assemble(self._fuse(lowered), origins)
+            return assemble(self._fuse(lowered), origins)
         except (UnsupportedNodeError, ShaderError):
             raise
         except Exception as e:
             raise PlanError(f"{type(e).__name__}: {e}") from e
+
+    def _plan(self, metas: tuple[Any, ...]) -> Any:
+        if _elsewhere:
+            outputs, _, _, _, _, returned = _elsewhere[-1].plan(self, metas).recipe
+            return outputs, [], [], False, False, returned
+        plan = self.plan_for(metas)
         log.info("%s: %d dispatches, arenas of %s bytes", self.name, len(plan.dispatches), list(plan.arenas))
         self.plans.append(plan)
         del self.plans[:-MOST_PLANS]

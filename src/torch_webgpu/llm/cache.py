@@ -104,7 +104,13 @@ class DecodeCache(StaticCache):
     def clear(self) -> None:
         """Empties the cache and its slots: NaN would spread even from where a mask hides it."""
         self.rewind()
+        for slots in (t for pair in self.slots() for t in pair):
+            slots.zero_()
+
+    def slots(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each layer, (B, H, L, D)."""
+        found = []
         for layer in self._shared:
-            for slots in (layer.keys, layer.values):
-                assert slots is not None
-                slots.zero_()
+            assert layer.keys is not None and layer.values is not None
+            found.append((layer.keys, layer.values))
+        return found

@@ -87,7 +87,7 @@ class Generator:
         """
         from .cache import DecodeCache  # which needs transformers, as the module does not
 
-        _check_model(model)
+        check_model(model)
         limit = positions(model)
         if not isinstance(length, int) or length < 2 or (limit is not None and length > limit):
             raise ValueError(f"a cache of {length} tokens: between 2 and {limit or 'any number of'} are possible")
@@ -190,7 +190,7 @@ class Generator:
             if self.compile_prompts:
                 padded = torch.nn.functional.pad(ids, (0, padded_size(size, self.length) - size)).to(self.device)
                 torch._dynamo.maybe_mark_dynamic(padded, 1)
-                with self.cache.filling(), _uncollected():
+                with self.cache.filling(), uncollected():
                     self._compiled_fill(padded, torch.tensor([size], device=self.device))
             else:
                 self.cache.rewind()
@@ -223,7 +223,7 @@ class Generator:
             )
         with _plain_tensors(), self._drawing():
             if steps and self._step is None:
-                with _uncollected():
+                with uncollected():
                     self._step = self._compiled()
                 self._used += 1
                 steps -= 1
@@ -340,7 +340,7 @@ def _plain_tensors() -> Iterator[None]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection: tracing makes millions of objects that stay; looking through them was a fifth of its time."""
     enabled = gc.isenabled()
     gc.disable()
@@ -351,7 +351,8 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Raises ValueError for a model that cannot be generated from here."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(f"{type(model).__name__} has an encoder; only decoders are generated from here: use model.generate")
     if model.device.type != "webgpu":

@@ -56,14 +56,42 @@ def sample(
             f"logits must be [rows, tokens], one token at least, of a float dtype; got {list(logits.shape)}, {logits.dtype}"
         )
     if temperature < GREEDY or top_k == 1:
-        best, tokens = logits.max(dim=1)
-        return torch.ops.webgpu.raise_where(tokens, best, _NAN)  # type: ignore[no-any-return]
-    values, names = _candidates(logits, top_k, top_p)
-    probabilities = torch.softmax((values - values.amax(dim=1, keepdim=True)) / temperature, dim=1)
+        return likeliest(logits)
+    values, names = candidates(logits, top_k, top_p is not None and top_p < 1)
+    return draw(values, names, temperature, top_p if top_p is not None and top_p < 1 else None, generator=generator)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The likeliest token of each row of logits [B, V], int64 [B]; NaN are reported."""
+    best, tokens = logits.max(dim=1)
+    return torch.ops.webgpu.raise_where(tokens, best, _NAN)  # type: ignore[no-any-return]
+
+
+def draw(
+    values: Tensor,
+    names: Tensor | None,
+    temperature: float | Tensor,
+    top_p: float | Tensor | None = None,
+    top_k: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draws from ``candidates``, by settings that may be tensors: one plan then does for all their values.
+
+    Args:
+        values, names: as ``candidates`` gives them, in descending order where ``top_p`` or ``top_k`` are given.
+        temperature, top_p: as ``sample``; tensors are float32 [1].
+        top_k: whole number [1]: only so many of the candidates can be drawn.
+    """
+    scaled = (values - values.amax(dim=1, keepdim=True)) / temperature
+    if top_k is not None:
+        rank = torch.arange(values.shape[1], dtype=top_k.dtype, device=values.device)
+        # NaN come first in descending order, and shall be seen.
+        scaled = torch.where((rank < top_k) | scaled.isnan(), scaled, -math.inf)
+    probabilities = torch.softmax(scaled, dim=1)
     # NaN anywhere makes a row NaN everywhere. It is drawn from evenly then, and reported with the token.
     bad = probabilities[:, :1].isnan()
     probabilities = torch.where(bad, 1.0, probabilities)
-    if top_p is not None and top_p < 1:
+    if top_p is not None:
         before = probabilities.cumsum(dim=1) - probabilities
         probabilities = torch.where(before < top_p, probabilities, 0.0)
     places = torch.multinomial(probabilities, 1, generator=generator)
@@ -71,12 +99,17 @@ def sample(
     return torch.ops.webgpu.raise_where(tokens[:, 0], bad[:, 0], _NO_CHOICE)  # type: ignore[no-any-return]
 
 
-def _candidates(logits: Tensor, top_k: int | None, top_p: float | None) -> tuple[Tensor, Tensor | None]:
-    """Float32 logits that may be drawn, [B, C], and their tokens; None where these are all in order."""
+def candidates(logits: Tensor, top_k: int | None, ordered: bool) -> tuple[Tensor, Tensor | None]:
+    """Float32 logits that may be drawn, [B, C], and their tokens; None where these are all in order.
+
+    Args:
+        top_k: how many at most, the likeliest ones; None is all.
+        ordered: in descending order.
+    """
     if top_k is not None and top_k < logits.shape[1]:
         values, names = logits.topk(top_k, dim=1)
         return values.float(), names
-    if top_p is not None and top_p < 1:
+    if ordered:
         values, names = logits.sort(dim=1, descending=True)
         return values.float(), names
     return logits.float(), None

@@ -217,6 +217,11 @@ def _adaptive_max2d(graph: Graph, x: Tensor, size: Any) -> list[Tensor]:
     return _max(graph, Windows.by_output(graph, x, 2, size))
 
 
+@lower("adaptive_max_pool3d", results=2)
+def _adaptive_max3d(graph: Graph, x: Tensor, size: Any) -> list[Tensor]:
+    return _max(graph, Windows.by_output(graph, x, 3, size))
+
+
 # ---------------------------------------------------------------------------------------------------- backward
 
 

@@ -20,6 +20,7 @@ from ..kernels.pointwise import (
     collapse,
     compute,
     copy_into,
+    float_dtype,
     index_code,
     index_words,
 )
@@ -417,4 +418,4 @@ def _native_dropout(graph: Graph, x: Tensor, p: Number, train: bool | None = Non
 @lower("native_dropout_backward")
 def _native_dropout_backward(graph: Graph, grad: Tensor, mask: Tensor, scale: Number) -> Tensor:
     form = "({0} * {1} * {2})"  # not select: NaN stays
-    return compute(graph, form, [grad, mask, scale], ["f", "f", "f"], "f", grad.dtype, "dropout_backward")
+    return compute(graph, form, [grad, mask, scale], ["f", "f", "f"], "f", float_dtype(grad.dtype), "dropout_backward")

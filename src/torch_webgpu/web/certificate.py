@@ -21,7 +21,7 @@ def context(hosts: Sequence[str]) -> ssl.SSLContext:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "torch-webgpu bench browser")])
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "torch-webgpu")])
     now = datetime.now(timezone.utc)
     certificate = (
         x509.CertificateBuilder()

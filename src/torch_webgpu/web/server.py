@@ -1,8 +1,8 @@
 """A small local server: pages under secret addresses, and what they may send back.
 
 Every page lies under ``/<token>/``. The token is made anew for each start, so that neither another page of the browser nor
-somebody else on the network can open it or post to it. Files are read once and served from memory: there is no path to
-escape from. The headers make pages cross-origin isolated (fine timers) and keep every request at the page's own origin.
+somebody else on the network can open it or post to it. What may be asked for is listed by name: there is no path to escape
+from. The headers make pages cross-origin isolated (fine timers) and keep every request at the page's own origin.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hmac
 import mimetypes
 import os
 import secrets
+import shutil
 import ssl
 import threading
 from collections.abc import Callable, Mapping
@@ -34,7 +35,13 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_TYPES = {".js": "text/javascript", ".json": "application/json", ".html": "text/html", ".css": "text/css"}
+_TYPES = {
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".json": "application/json",
+    ".html": "text/html",
+    ".css": "text/css",
+}
 
 
 class PortError(OSError):
@@ -64,9 +71,12 @@ class Receiver:
 
 @dataclass(frozen=True)
 class Page:
-    """What lies under one token: files by their path, ``index.html`` for the folder itself; and what may be posted."""
+    """What lies under one token: files by their path, ``index.html`` for the folder itself; and what may be posted.
 
-    files: Mapping[str, bytes]
+    A file is its bytes, or where it lies on disk: it is read each time then.
+    """
+
+    files: Mapping[str, bytes | Path]
     receivers: Mapping[str, Receiver] = field(default_factory=dict)
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
 
@@ -177,14 +187,17 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self, status: int, body: bytes = b"", kind: str = "text/plain; charset=utf-8", **more: str) -> None:
+        self._begin(status, len(body), kind, **more)
+        self.wfile.write(body)
+
+    def _begin(self, status: int, length: int, kind: str, **more: str) -> None:
         self.send_response(status)
-        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body)), **more}.items():
+        for name, value in {**_HEADERS, "Content-Type": kind, "Content-Length": str(length), **more}.items():
             self.send_header(name, value)
         if status >= 400:  # what was not read would be taken for the next request
             self.send_header("Connection", "close")
             self.close_connection = True
         self.end_headers()
-        self.wfile.write(body)
 
     def _page(self) -> tuple[Page, str] | None:
         """The page asked for and the rest of the path; where there is none, that is answered."""
@@ -213,7 +226,21 @@ class _Handler(BaseHTTPRequestHandler):
             return
         ending = name[name.rfind(".") :]
         kind = _TYPES.get(ending) or mimetypes.guess_type(name)[0] or "application/octet-stream"
-        self._answer(200, body, f"{kind}; charset=utf-8" if ending in _TYPES else kind)
+        kind = f"{kind}; charset=utf-8" if ending in _TYPES else kind
+        if isinstance(body, bytes):
+            self._answer(200, body, kind)
+        else:
+            self._answer_from_disk(body, kind)
+
+    def _answer_from_disk(self, path: Path, kind: str) -> None:
+        try:
+            file = path.open("rb")
+        except OSError:
+            self._answer(404, b"There is no such file any more.")
+            return
+        with file:
+            self._begin(200, os.fstat(file.fileno()).st_size, kind)
+            shutil.copyfileobj(file, self.wfile, 1 << 20)
 
     def do_POST(self) -> None:
         found = self._page()

@@ -27,13 +27,13 @@ fn chebyshev_t_(x: f32, degree: f32) -> f32 {
   let n = degree_(degree);
   if (n < 0) { return 0.0; }
   if (abs(x) == 1.0) { return select(alternating_(n), 1.0, x > 0.0); }
-  if (n > 6 && abs(x) < 1.0) { return cos_(f32(n) * acos_(x)); }
+  if (n > 6 && abs(x) < 1.0) { return cos_(trunc(degree) * acos_(x)); }
   return chebyshev_(x, n, x);
 }
 
 fn chebyshev_u_(x: f32, degree: f32) -> f32 {
   let n = degree_(degree);
-  let m = f32(n) + 1.0;
+  let m = trunc(degree) + 1.0;
   if (n < 0) { return 0.0; }
   if (abs(x) == 1.0) { return m * select(alternating_(n), 1.0, x > 0.0); }
   if (n > 8 && abs(x) < 1.0) { return sin_(m * acos_(x)) / sin_(acos_(x)); }
@@ -43,16 +43,16 @@ fn chebyshev_u_(x: f32, degree: f32) -> f32 {
 fn chebyshev_v_(x: f32, degree: f32) -> f32 {
   let n = degree_(degree);
   if (n < 0) { return 0.0; }
-  if (abs(x) == 1.0) { return select((2.0 * f32(n) + 1.0) * alternating_(n), 1.0, x > 0.0); }
-  if (n > 8 && abs(x) < 1.0) { return cos_((f32(n) + 0.5) * acos_(x)) / cos_(acos_(x) * 0.5); }
+  if (abs(x) == 1.0) { return select((2.0 * trunc(degree) + 1.0) * alternating_(n), 1.0, x > 0.0); }
+  if (n > 8 && abs(x) < 1.0) { return cos_((trunc(degree) + 0.5) * acos_(x)) / cos_(acos_(x) * 0.5); }
   return chebyshev_(x, n, x + x - 1.0);
 }
 
 fn chebyshev_w_(x: f32, degree: f32) -> f32 {
   let n = degree_(degree);
   if (n < 0) { return 0.0; }
-  if (abs(x) == 1.0) { return select(alternating_(n), 2.0 * f32(n) + 1.0, x > 0.0); }
-  if (n > 8 && abs(x) < 1.0) { return sin_((f32(n) + 0.5) * acos_(x)) / sin_(acos_(x) * 0.5); }
+  if (abs(x) == 1.0) { return select(alternating_(n), 2.0 * trunc(degree) + 1.0, x > 0.0); }
+  if (n > 8 && abs(x) < 1.0) { return sin_((trunc(degree) + 0.5) * acos_(x)) / sin_(acos_(x) * 0.5); }
   return chebyshev_(x, n, x + x + 1.0);
 }
 

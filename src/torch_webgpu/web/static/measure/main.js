@@ -1,29 +1,17 @@
 /** The measuring page: opens the GPU, measures what plan.json says, shows it as it goes, hands the result over. */
 
-import { environment } from "./browser.js";
-import { settle, timerStep } from "./clock.js";
+import { settle } from "./clock.js";
 import { Loop, dispatchCells, idleWait } from "./dispatch.js";
 import { Computation, fusionCells } from "./fusion.js";
 import { MissingGpuError, openGpu } from "./gpu.js";
 import { resultOf } from "./result.js";
 import { takeRounds } from "./rounds.js";
+import { browser, circumstances, plan, tell } from "./server.js";
 import { median } from "./stats.js";
 import * as view from "./view.js";
 
 const LIVE = 60; // resamples of intervals while measuring
 const FINAL = 2000;
-
-const plan = await (await fetch("plan.json")).json();
-const browser = { ...(await environment()), timer_step: timerStep(), visible: document.visibilityState === "visible" };
-document.addEventListener("visibilitychange", () => (browser.visible &&= document.visibilityState === "visible"));
-
-/** Tells the server that has started this page. A page without one goes on. */
-async function tell(name, body) {
-  if (!plan.post) return;
-  const answer = await fetch(name, { method: "POST", body: typeof body === "string" ? body : JSON.stringify(body) });
-  const said = await answer.text();
-  if (!answer.ok) throw new Error(`the server did not take it: ${said}`);
-}
 
 async function failed(error) {
   if (error instanceof MissingGpuError) {
@@ -90,9 +78,7 @@ class Run {
 
   /** What a reader has to know of all figures. */
   conclude() {
-    if (this.gpu.facts.software) this.notes.push("the adapter computes on the processor: no figure here is a GPU's");
-    if (!browser.isolated) this.notes.push("the page was not cross-origin isolated, so the browser coarsened its clock");
-    if (!browser.visible) this.notes.push("the page was in the background for a while, where browsers slow it down");
+    this.notes.push(...circumstances(this.gpu.facts));
     this.notes.push(...new Set(this.#floor()));
   }
 }

@@ -1,0 +1,142 @@
+/** A chat with the language model of this folder. */
+
+import { $, fault, make, openModel } from "./gate.js";
+
+const IDEAS = ["Explain gravity to a child.", "Write a short poem about the sea.", "What is the capital of France?"];
+
+const log = $("log");
+/** @type {{role: string, content: string}[]} */
+let messages = [];
+/** @type {AbortController | null} */
+let running = null;
+let isFollowing = true;
+
+const model = await openModel();
+
+/** A turn of the conversation, shown. */
+function turn(role, text) {
+  const content = make("div", { className: "text", text });
+  const made = make("article", { className: `turn ${role}`, "aria-label": role === "user" ? "You" : "Model" }, content);
+  log.append(made);
+  $("hello").hidden = true;
+  isFollowing = true;
+  follow();
+  return { made, content };
+}
+
+function follow() {
+  if (isFollowing) log.scrollTop = log.scrollHeight;
+}
+
+function number(id) {
+  const value = $(id).valueAsNumber;
+  return Number.isFinite(value) ? value : undefined;
+}
+
+/** How the person wants tokens to be chosen. */
+function options() {
+  const chosen = { maxNewTokens: number("most") ?? 512, temperature: number("temperature"), topP: number("top-p") };
+  const { defaults, top_k: most } = model.language;
+  const topK = defaults.top_k && Math.min(defaults.top_k, most);
+  return { ...chosen, seed: number("seed"), topK, reuse: true };
+}
+
+function prompt() {
+  if (!model.tokenizer.chats) return messages.map((m) => m.content).join("\n");
+  const system = $("system").value.trim();
+  return system ? [{ role: "system", content: system }, ...messages] : messages;
+}
+
+const seconds = (ms) => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+
+function measured({ tokens, tokensPerSecond, firstMs, end }) {
+  const rate = tokens > 1 ? ` · ${tokensPerSecond.toFixed(1)} tokens/s` : "";
+  const ends = { full: " · the context is full", length: " · as long as asked for", stopped: " · stopped", token: "" };
+  return `${tokens} ${tokens === 1 ? "token" : "tokens"}${rate} · first after ${seconds(firstMs)}${ends[end]}`;
+}
+
+async function answer() {
+  const { made, content } = turn("assistant", "");
+  made.setAttribute("aria-busy", "true");
+  running = new AbortController();
+  show();
+  try {
+    for await (const { text } of model.generate(prompt(), { ...options(), signal: running.signal })) {
+      content.append(text);
+      const { tokens, tokensPerSecond } = model.statistics;
+      $("rate").textContent = tokens > 1 ? `${tokensPerSecond.toFixed(1)} tokens/s` : "";
+      follow();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") made.append(make("div", { className: "card warn" }, ...fault(error).slice(1)));
+  }
+  if (model.statistics?.tokens) made.append(make("p", { className: "measured", text: measured(model.statistics) }));
+  made.removeAttribute("aria-busy");
+  messages.push({ role: "assistant", content: content.textContent });
+  running = null;
+  show();
+  follow();
+}
+
+function send() {
+  const text = $("prompt").value.trim();
+  if (!text || running) return;
+  $("prompt").value = "";
+  messages.push({ role: "user", content: text });
+  turn("user", text);
+  answer();
+}
+
+/** The buttons as they are now. */
+function show() {
+  $("send").textContent = running ? "Stop" : "Send";
+  $("send").classList.toggle("quiet", Boolean(running));
+  $("send").disabled = !running && !$("prompt").value.trim();
+  $("fresh").hidden = !messages.length;
+}
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (running) running.abort();
+  else send();
+});
+$("prompt").addEventListener("input", show);
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+});
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+log.addEventListener("scroll", () => (isFollowing = log.scrollHeight - log.scrollTop - log.clientHeight < 40));
+$("fresh").addEventListener("click", () => {
+  running?.abort();
+  messages = [];
+  log.replaceChildren();
+  $("hello").hidden = false;
+  show();
+  $("prompt").focus();
+});
+$("options").addEventListener("click", () => {
+  $("settings").hidden = !$("settings").hidden;
+  $("options").setAttribute("aria-expanded", String(!$("settings").hidden));
+});
+$("settings").addEventListener("submit", (event) => event.preventDefault());
+addEventListener("pagehide", () => model.dispose());
+
+const { defaults, length } = model.language;
+$("temperature").value = String(defaults.temperature ?? 0.2);
+$("top-p").value = String(defaults.top_p ?? 0.9);
+$("where").textContent = `in this browser · ${length} tokens of context`;
+for (const text of IDEAS) {
+  const button = make("button", { type: "button", className: "quiet", text });
+  button.addEventListener("click", () => {
+    $("prompt").value = text;
+    send();
+  });
+  $("ideas").append(make("li", {}, button));
+}
+for (const id of ["composer", "hello", "options"]) $(id).hidden = false;
+show();
+$("prompt").focus();
