@@ -223,6 +223,7 @@ def ties(b: Builder) -> Any:
         if kind == "bucketize":
             return b.call(torch.bucketize, x, line, right=most)
         return b.call(torch.searchsorted, line, x, right=most)
+    x = b.call("contiguous", x)  # of an expanded one the CPU reads what lies beside it
     if kind == "topk":
         found = b.call(torch.topk, x, b.integer(0, x.tensor.shape[dim]), dim, most)
     elif kind == "kthvalue":
