@@ -133,7 +133,20 @@ def _rrelu_with_noise_in_place(x: torch.Tensor, *args: torch.Tensor, **kwargs: t
     return x.copy_(_rrelu_with_noise(x, *args, **kwargs))  # type: ignore[arg-type]
 
 
+def _zeros(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """Zeros that autograd adds to nothing; PyTorch's own devices have them without memory."""
+    return torch.zeros(size, dtype=dtype, device=device or "webgpu")
+
+
 for _name, _function in {
+    "_efficientzerotensor": _zeros,
     "adaptive_max_pool2d_backward": _to_places(2),
     "adaptive_max_pool3d_backward": _to_places(3),
     "max_pool3d_with_indices_backward": _to_places(3),
