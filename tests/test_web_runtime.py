@@ -198,12 +198,13 @@ def _add_language(bundles: Bundles) -> None:
     steps: list[dict[str, Any]] = [
         full, {**full, "prompt": PROMPT[:3]}, {**full, "maxNewTokens": 100}, {**full, "stopAfter": 3}, full,
         {**full, "abortAfter": 2}, {**full, "prompt": PROMPT[:18], "reuse": True}, *drawings, *drawings,
-        {**drawings[0], "destroyAfter": 4}, {"prompt": []}, {"prompt": [199]}, {"prompt": PROMPT * 3},
+        {"prompt": []}, {"prompt": [199]}, {"prompt": PROMPT * 3},
         {"prompt": PROMPT, "temperature": -1}, {"prompt": PROMPT, "temperature": 1, "topK": 0},
         {"prompt": "text"},
     ]  # fmt: skip
     ended = {"prompt": PROMPT, "temperature": 0, "ends": continued()[1][4:5]}
     bundles.case("llama", "llama", *({"generate": step} for step in (ended, *steps)))
+    bundles.case("llama-lost", "llama", {"generate": {**drawings[0], "destroyAfter": 4}})
 
 
 @cache
@@ -288,7 +289,6 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     _add_values(made)
     _add_efficientnet(made)
     _add_language(made)
-    (made.folder / "cases.json").write_text(json.dumps(made.cases))
     return made
 
 
@@ -300,6 +300,9 @@ def results(request: pytest.FixtureRequest, bundles: Bundles) -> Results:
     """What became of all cases in a program that is started once."""
     where = request.param
     if where not in _ran:
+        # Loading twice takes a rasteriser's compiler its time, and what goes on after a loss is the same code everywhere.
+        cases = {name: case for name, case in bundles.cases.items() if where == "firefox" or name != "llama-lost"}
+        (bundles.folder / "cases.json").write_text(json.dumps(cases))
         try:
             _ran[where] = in_node(bundles.folder) if where == "node" else in_browser(where, bundles.folder)
         except BaseException as e:
@@ -383,7 +386,8 @@ def test_a_language_model_continues_as_on_the_cpu(results: Results) -> None:
     assert ended["value"]["tokens"] == after_all[: place + 1] and ended["value"]["statistics"]["end"] == "token"
     drawn = [step["value"]["tokens"] for step in rest[:6]]
     assert drawn[:3] == drawn[3:] and len({tuple(tokens) for tokens in drawn}) == 3
-    assert rest[6]["value"]["tokens"] == drawn[0]  # the device was lost on the way
+    if "llama-lost" in results:
+        assert results["llama-lost"][1]["value"]["tokens"] == drawn[0]
 
 
 def test_prompts_that_no_language_model_takes(results: Results) -> None:
