@@ -213,7 +213,8 @@ fn zeta_positive(x: f32, q: f32) -> f32 {
 
 fn trigamma_(x: f32) -> f32 {
   if (x < 0.5) {
-    let s = sin_(3.141592653589793 * (x - round(x)));
+    let r = select(x - round(x), x, x == floor(x)); // at a pole, what PyTorch has: the sine of a rounded multiple of pi
+    let s = sin_(3.141592653589793 * r);
     return 9.869604401089358 / (s * s) - trigamma_positive(1.0 - x);
   }
   return trigamma_positive(x);
