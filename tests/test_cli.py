@@ -155,6 +155,21 @@ def test_bad_options_are_one_line(
     assert done.exit_code == 2 and done.stderr.splitlines()[-1].startswith("error: ") and message in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("serve",), "holds no bundle"),
+        (("bench", "browser", "--llm"), "holds no bundle"),
+        (("export", "--out", "out", "--model"), "cannot be loaded"),
+    ],
+)
+def test_a_folder_that_is_not_there(words: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    """In a process of its own, in which the command is the first that imports anything."""
+    done = command(*words, str(tmp_path / "nowhere"), HF_HUB_OFFLINE="1")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert reason in done.stderr and done.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
 def test_generate_in_a_process_of_its_own(tiny_model: Path) -> None:
     done = command("generate", "a b", "--model", str(tiny_model), "--compare", "cpu", "--max-new-tokens", "16")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch_webgpu.llm.quant import quantise
 from torch_webgpu.llm.sampling import sample
 from torch_webgpu.web import export_llm
 from torch_webgpu.web.build import rounded
+from torch_webgpu.web.language import CHECK_SENTENCE, CHECK_TOKENS, _check
 
 pytestmark = pytest.mark.once
 CONTEXT, PROMPTS = 44, (8, 32)
@@ -110,6 +112,22 @@ def test_language(llama: Path) -> None:
     assert again("b z a").input_ids == tokenizer()("b z a").input_ids == [2, 26, 1]
     assert language.template == tokenizer().chat_template
     assert "chat_template" not in json.loads((llama / "tokenizer_config.json").read_text())
+
+
+@pytest.mark.parametrize(("sharpness", "clear"), [(0.1, 0), (400.0, CHECK_TOKENS)])
+def test_what_a_page_compares(sharpness: float, clear: int) -> None:
+    """The CPU's tokens, as long as each is clearly ahead; none of a model that is never sure."""
+    model = models.causal("llama-3-1")
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight * sharpness)
+    device_model = copy.deepcopy(model).to("webgpu")
+    found = _check(device_model, tokenizer(), CONTEXT)
+    if not clear:
+        assert found is None
+        return
+    assert found is not None and found.prompt == tokenizer()(CHECK_SENTENCE).input_ids
+    assert found.tokens == greedy(model, found.prompt, clear)
+    assert _check(device_model, tokenizer(), len(found.prompt) + 2) == found.model_copy(update={"tokens": found.tokens[:3]})
+    assert _check(device_model, None, CONTEXT) is None
 
 
 # ---------------------------------------------------------------------------------------------------- sampling

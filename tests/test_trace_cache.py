@@ -101,7 +101,7 @@ def traces(folder: Path) -> list[Path]:
     return sorted(folder.glob("trace-*"))
 
 
-def called(owner: Owner, x: torch.Tensor | None = None) -> bool:
+def called(owner: Owner, x: torch.Tensor | None = None, tolerance: float = 2e-5) -> bool:
     """Runs a program as in a fresh process, and compares; whether it ran without Dynamo."""
     torch._dynamo.reset()
     before = _graphs[0]
@@ -112,10 +112,10 @@ def called(owner: Owner, x: torch.Tensor | None = None) -> bool:
         version = owner.out._version
         with torch.no_grad():
             graph, inputs = owner.program(x)
-        torch.testing.assert_close(owner.out, expected)
+        torch.testing.assert_close(owner.out, expected, rtol=tolerance, atol=tolerance)
         assert owner.out._version > version
         graph.run(list(inputs))
-        torch.testing.assert_close(owner.out, expected)
+        torch.testing.assert_close(owner.out, expected, rtol=tolerance, atol=tolerance)
     return isinstance(graph, StoredGraph) and _graphs[0] == before
 
 
@@ -228,8 +228,8 @@ def test_what_cannot_be_kept_is_traced(folder: Path, method: str) -> None:
 
 def test_other_modes_are_other_traces(folder: Path) -> None:
     called(Owner())
-    with torch.autocast("webgpu", torch.float16):
-        assert not called(Owner())
+    with torch.autocast("webgpu", torch.float16):  # fused, what is between two products stays in float32
+        assert not called(Owner(), tolerance=5e-3)
     with torch.device("cpu"):  # a mode of functions, which may do anything
         assert not called(Owner())
 

@@ -133,14 +133,18 @@ class Bundles:
     def case(self, name: str, bundle: str, *steps: dict[str, Any], **options: Any) -> None:
         self.cases[name] = {"bundle": bundle, "steps": list(steps), "options": options}
 
+    def variation(self, source: str, name: str, document: dict[str, Any]) -> None:
+        """A copy of a bundle with another bundle.json."""
+        shutil.copytree(self.folder / source, self.folder / name)
+        (self.folder / name / bundle.MANIFEST).write_text(json.dumps(document))
+
     def spoilt(self, name: str, change: Callable[[dict[str, Any]], None]) -> Path:
         """A copy of the embedding's bundle with another bundle.json."""
-        folder = self.folder / name
-        shutil.copytree(self.folder / "embedding", folder)
-        document = json.loads((folder / bundle.MANIFEST).read_text())
+        document = json.loads((self.folder / "embedding" / bundle.MANIFEST).read_text())
+        self.variation("embedding", name, document)
         change(document)
-        (folder / bundle.MANIFEST).write_text(json.dumps(document))
-        return folder
+        (self.folder / name / bundle.MANIFEST).write_text(json.dumps(document))
+        return self.folder / name
 
 
 def named(made: bundle.Bundle, folder: Path, values: tuple[Tensor, ...]) -> dict[str, Any]:
@@ -204,6 +208,12 @@ def _add_language(bundles: Bundles) -> None:
     ]  # fmt: skip
     ended = {"prompt": PROMPT, "temperature": 0, "ends": continued()[1][4:5]}
     bundles.case("llama", "llama", *({"generate": step} for step in (ended, *steps)))
+    manifest = bundles.folder / "llama" / bundle.MANIFEST
+    document = json.loads(manifest.read_text())
+    for name, tokens in (("right", continued()[1][:5]), ("wrong", [*continued()[1][:3], 198, 0])):
+        document["language"]["check"] = {"prompt": PROMPT, "tokens": tokens}
+        bundles.variation("llama", f"llama-{name}", document)
+        bundles.case(f"llama-{name}", f"llama-{name}", {"check": 400_000}, {"check": 0})
     bundles.case("llama-lost", "llama", {"generate": {**drawings[0], "destroyAfter": 4}})
 
 
@@ -388,6 +398,14 @@ def test_a_language_model_continues_as_on_the_cpu(results: Results) -> None:
     assert drawn[:3] == drawn[3:] and len({tuple(tokens) for tokens in drawn}) == 3
     if "llama-lost" in results:
         assert results["llama-lost"][1]["value"]["tokens"] == drawn[0]
+
+
+def test_a_browser_that_computes_wrongly_is_found(results: Results) -> None:
+    right, late = (step["value"] for step in results["llama-right"][1:])
+    wrong = results["llama-wrong"][1]["value"]
+    assert right == {"verdict": "right", "at": 5, "of": 5}
+    assert late["verdict"] == "slow"
+    assert wrong == {"verdict": "wrong", "at": 4, "of": 5}
 
 
 def test_prompts_that_no_language_model_takes(results: Results) -> None:

@@ -13,6 +13,7 @@ from webbing import Results, in_browser
 
 from torch_webgpu.llm import load
 from torch_webgpu.web import export_llm
+from torch_webgpu.web.bundle import MANIFEST
 
 pytestmark = pytest.mark.once  # kernels run in other programs
 
@@ -64,6 +65,8 @@ def test_smollm2_in_a_browser(name: str, bundle: tuple[Path, Any, Any]) -> None:
     assert found[len(TEXTS) + 1 :] == [tokenizer.decode(tokenizer(text).input_ids) for text in TEXTS]
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
     expected = model.generate(ids, max_new_tokens=NEW, do_sample=False, eos_token_id=-1)[0, ids.shape[1] :]
+    known = json.loads((folder / "smollm2" / MANIFEST).read_text())["language"]["check"]
+    assert known["prompt"] == ids[0].tolist() and known["tokens"] == expected[: len(known["tokens"])].tolist()
     assert "value" in generated, generated
     assert generated["value"]["tokens"] == expected.tolist()
     assert generated["value"]["text"] == tokenizer.decode(expected, skip_special_tokens=True)

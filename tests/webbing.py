@@ -24,6 +24,7 @@ from torch_webgpu.web.server import Page, Receiver, Server
 ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent / "web"
 RUNTIME = ROOT / "src/torch_webgpu/web/static/runtime"
+PAGES = ROOT / "src/torch_webgpu/web/static/pages"
 VENDOR = ROOT / "src/torch_webgpu/web/static/vendor"
 PATIENCE = 400  # seconds for one case: others may use the machine
 NO_ADAPTER = 3  # node.mjs ends with it
@@ -88,7 +89,7 @@ def in_browser(name: str, folder: Path) -> Results:
     box: queue.Queue[list[Any]] = queue.Queue()
     files: dict[str, bytes | Path] = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file()}
     files |= {p.name: p for p in HERE.iterdir()}
-    files |= {f"{d.name}/{p.name}": p for d in (RUNTIME, VENDOR) if d.is_dir() for p in d.iterdir()}
+    files |= {f"{d.name}/{p.name}": p for d in (RUNTIME, PAGES, VENDOR) if d.is_dir() for p in d.iterdir()}
     results: Results = {}
     with Server() as server:
         page = server.add(Page(files, {"result": Receiver(64 << 20, lambda body: box.put(json.loads(body)))}))

@@ -76,7 +76,7 @@ async function attempt(action) {
   }
 }
 
-async function single({ bundle, options = {}, steps }, { load, base, gpu }) {
+async function single({ bundle, options = {}, steps }, { load, base, gpu, check }) {
   const progress = [];
   let model;
   const loaded = await attempt(async () => {
@@ -86,7 +86,8 @@ async function single({ bundle, options = {}, steps }, { load, base, gpu }) {
   const results = [loaded];
   for (const step of model ? steps : []) {
     const [kind] = Object.keys(step);
-    results.push(await attempt(() => STEPS[kind](model, step[kind], step)));
+    const action = kind === "check" ? () => check(model, step.check) : () => STEPS[kind](model, step[kind], step);
+    results.push(await attempt(action));
   }
   model?.dispose();
   return results;

@@ -2,6 +2,7 @@
 
 import { readFileSync, writeSync } from "node:fs";
 import { create } from "webgpu";
+import { check } from "../../src/torch_webgpu/web/static/pages/check.js";
 import { load } from "../../src/torch_webgpu/web/static/runtime/index.js";
 import { runCases } from "./cases.mjs";
 
@@ -9,7 +10,7 @@ const folder = `${process.argv[2]}/`;
 const gpu = create([]);
 if (!(await gpu.requestAdapter())) process.exit(3);
 const cases = JSON.parse(readFileSync(`${folder}cases.json`, "utf8"));
-await runCases(cases, { load, base: folder, gpu }, (name, results, ms) => {
+await runCases(cases, { load, base: folder, gpu, check }, (name, results, ms) => {
   writeSync(1, `${JSON.stringify([name, results, ms])}\n`);
 });
 process.exit(0); // the device would keep it going

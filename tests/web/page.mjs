@@ -1,5 +1,6 @@
 /** Cases in a browser: results are posted one by one, then a last word. */
 
+import { check } from "./pages/check.js";
 import { load } from "./runtime/index.js";
 import { runCases } from "./cases.mjs";
 
@@ -9,7 +10,7 @@ addEventListener("unhandledrejection", ({ reason }) => tell(["failed", String(re
 try {
   const cases = await (await fetch("cases.json")).json();
   const base = new URL(".", location.href).href;
-  await runCases(cases, { load, base }, (name, results, ms) => tell([name, results, ms]));
+  await runCases(cases, { load, base, check }, (name, results, ms) => tell([name, results, ms]));
   await tell(["done"]);
 } catch (error) {
   await tell(["failed", String(error.stack ?? error)]);

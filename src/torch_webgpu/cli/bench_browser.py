@@ -52,6 +52,9 @@ def browser(
     if lan and open_page:
         raise fail("--lan and --open exclude each other: open the address that --lan prints.")
     with extra(), reported(), _ended_politely():
+        from .. import _autoload
+
+        _autoload()  # torch loads the rest of the package
         from ..bench.browser import Bench, save_page
         from ..bench.browser_llm import Model
         from ..bench.browser_plan import Size

@@ -46,12 +46,14 @@ def _range(graph: Graph, start: Any, end: Any, step: Any, dtype: DType) -> Tenso
     first, last, by = _number(start), _number(end), _number(step)
     if any(isinstance(v, float) and not math.isfinite(v) for v in (first, last)):
         raise RuntimeError(f"unsupported range: {first} -> {last}")
+    if by == 0:
+        raise RuntimeError("step must be nonzero")
     if dtype is I64:  # other integers are counted as floats, then truncated
         first, last, by = (int(v) if isinstance(v, float) else v for v in (first, last, by))
-    if by == 0:
-        raise ValueError("step must be nonzero")
+        if by == 0:
+            raise ValueError("step must be nonzero: a whole number of steps is counted, and the step truncates to 0")
     if (last - first) * by < 0:
-        raise ValueError("upper bound and lower bound inconsistent with step sign")
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     n = math.ceil((last - first) / by) if isinstance(first + last + by, float) else -(-(last - first) // by)
     out = graph.new((n,), dtype)
     if n == 0:

@@ -145,6 +145,13 @@ class Message(_Model):
     message: str
 
 
+class Check(_Model):
+    """What the model said when it was exported: the likeliest ``tokens`` after ``prompt``, each by a clear lead."""
+
+    prompt: Annotated[list[Natural], Field(min_length=1)]
+    tokens: Annotated[list[Natural], Field(min_length=1)]
+
+
 class Language(_Model):
     """How a language model's plans and state play together.
 
@@ -169,6 +176,7 @@ class Language(_Model):
         files: ``tokenizer.json`` and ``tokenizer_config.json``.
         template: a chat template (Jinja).
         defaults: of ``temperature``, ``top_k``, ``top_p``, where the model's makers recommend any.
+        check: for pages to see whether a browser computes rightly.
     """
 
     length: Natural
@@ -182,6 +190,7 @@ class Language(_Model):
     files: list[str]
     template: str | None = None
     defaults: dict[str, float] = {}
+    check: Check | None = None
 
 
 class Image(_Model):

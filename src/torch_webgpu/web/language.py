@@ -27,6 +27,9 @@ Weights = Literal["f32", "f16", "int8", "int4"]
 CONTEXT = 1024  # tokens of the cache, unless the model has fewer positions
 PROMPTS = (16, 128)  # tokens that a prompt plan takes; each is traced on its own, which is faster than once for all sizes
 MOST_TOP_K = 128
+CHECK_SENTENCE = "The capital of France is"
+CHECK_TOKENS = 8
+CLEAR_LEAD = 0.5  # of a token's logit over the next one's: more than precision changes
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -90,6 +93,8 @@ def export_llm(
     files, template = _tokenizer(tokenizer)
     facts = {"architecture": type(model).__name__, "dtype": dtype or str(model.dtype).removeprefix("torch.")}
     facts |= {"source": source} if source else {}
+    tell("what the model says", 0.83)
+    check = _check(model, tokenizer, size)
 
     def language(storages: Storages) -> bundle.Language:
         return bundle.Language(
@@ -104,6 +109,7 @@ def export_llm(
             files=list(files),
             template=template,
             defaults=_defaults(model),
+            check=check,
         )
 
     extras = Extras(files=files, about=facts | (about or {}), language=language)
@@ -257,6 +263,23 @@ def _tokenizer(tokenizer: Any) -> tuple[dict[str, bytes], str | None]:
     config.pop("chat_template", None)  # it lies in bundle.json
     files["tokenizer_config.json"] = json.dumps(config, ensure_ascii=False, indent=1).encode()
     return files, template
+
+
+@torch.no_grad()
+def _check(model: Any, tokenizer: Any, context: int) -> bundle.Check | None:
+    """What the model says on this device after a sentence, as far as each choice is clear; None where the first is not."""
+    if tokenizer is None:
+        return None
+    prompt = [int(t) for t in tokenizer(CHECK_SENTENCE).input_ids][:context]
+    tokens: list[int] = []
+    while len(tokens) < CHECK_TOKENS and len(prompt) + len(tokens) <= context:
+        ids = torch.tensor([prompt + tokens], device="webgpu")
+        best = model(input_ids=ids, use_cache=False).logits[0, -1].float().topk(2)
+        first, second = best.values.tolist()
+        if not first - second >= CLEAR_LEAD:
+            break
+        tokens.append(int(best.indices[0]))
+    return bundle.Check(prompt=prompt, tokens=tokens) if tokens else None
 
 
 def _ends(model: Any, tokenizer: Any, vocabulary: int) -> set[int]:

@@ -33,6 +33,13 @@ async function loadModel() {
   });
 }
 
+/** Throws where this browser computes other tokens than PyTorch did. */
+async function mustBeRight(model) {
+  const { check } = await import("./bundle/pages/check.js");
+  const { verdict, at, of } = await check(model);
+  if (verdict === "wrong") throw new Error(`token ${at} of ${of} is not the one that PyTorch computed: not timed`);
+}
+
 /** One generation; its tokens have to be those of the others. */
 async function generate(model, ids, expected) {
   const tokens = [];
@@ -101,6 +108,7 @@ async function measure(gpu) {
     const start = performance.now();
     const model = await loadModel();
     const notes = [`loading from the local server and compiling took ${number((performance.now() - start) / 1000)} s`];
+    await mustBeRight(model);
     const measurements = [];
     for (const [i, size] of plan.llm.prompts.entries()) {
       const found = await measurePrompt(model, size, (share) => (i + share) / plan.llm.prompts.length);

@@ -1,8 +1,11 @@
 /** A chat with the language model of this folder. */
 
+import { check } from "./check.js";
 import { $, fault, make, openModel } from "./gate.js";
 
 const IDEAS = ["Explain gravity to a child.", "Write a short poem about the sea.", "What is the capital of France?"];
+
+const CHECK_MS = 3000; // a person waits for it
 
 const log = $("log");
 /** @type {{role: string, content: string}[]} */
@@ -10,6 +13,7 @@ let messages = [];
 /** @type {AbortController | null} */
 let running = null;
 let isFollowing = true;
+let isChecking = false;
 
 const model = await openModel();
 
@@ -80,7 +84,7 @@ async function answer() {
 
 function send() {
   const text = $("prompt").value.trim();
-  if (!text || running) return;
+  if (!text || running || isChecking) return;
   $("prompt").value = "";
   messages.push({ role: "user", content: text });
   turn("user", text);
@@ -91,7 +95,8 @@ function send() {
 function show() {
   $("send").textContent = running ? "Stop" : "Send";
   $("send").classList.toggle("quiet", Boolean(running));
-  $("send").disabled = !running && !$("prompt").value.trim();
+  $("send").disabled = isChecking || (!running && !$("prompt").value.trim());
+  $("check").disabled = isChecking || Boolean(running);
   $("fresh").hidden = !messages.length;
 }
 
@@ -137,6 +142,37 @@ for (const text of IDEAS) {
   });
   $("ideas").append(make("li", {}, button));
 }
+/** Says whether this browser computes what PyTorch computed. */
+async function tellChecked(limit) {
+  isChecking = true;
+  show();
+  $("checked").textContent = "Comparing …";
+  try {
+    const { verdict, at, of } = await check(model, limit);
+    $("check").hidden = verdict !== "slow";
+    $("checked").textContent = { right: `✓ ${of} tokens as in PyTorch`, wrong: "computes wrongly" }[verdict] ?? "";
+    if (verdict === "wrong") {
+      const { adapter, backend, variant } = model.info;
+      const text = `Token ${at} of ${of} is not the one that PyTorch computed, so answers here will be wrong.`;
+      const report = `Please report it with: ${[adapter, backend, variant].filter(Boolean).join(", ")}; ${navigator.userAgent}`;
+      const told = [
+        make("h2", { text: "This browser computes wrongly." }),
+        make("p", { text }),
+        make("p", { text: report }),
+      ];
+      log.before(make("section", { className: "card warn", role: "alert" }, ...told));
+    }
+  } catch (error) {
+    $("checked").textContent = error.message;
+  }
+  isChecking = false;
+  show();
+}
+
+$("check").addEventListener("click", () => tellChecked());
+if (!model.language.check) $("check").hidden = true;
+else if (!model.info.software) await tellChecked(CHECK_MS);
+
 for (const id of ["composer", "hello", "options"]) $(id).hidden = false;
 show();
 $("prompt").focus();

@@ -35,6 +35,25 @@ function downloadOf(bundle) {
   return [...parts].reduce((sum, name) => sum + bundle.files[name].size, 0);
 }
 
+/** Names and what they are. */
+function listOf(facts) {
+  const rows = facts.flatMap(([name, value]) => [make("dt", { text: name }), make("dd", { text: value })]);
+  return make("dl", { className: "facts" }, ...rows);
+}
+
+/** What the model runs on: the adapter, and on request the rest. */
+function surroundings({ adapter, backend, software, variant, subgroups, features, largestBuffer }) {
+  const facts = [
+    ["Backend", backend || "not told by the browser"],
+    ["Kernels", variant],
+    ["Subgroup size", subgroups ? [...new Set(subgroups)].join(" to ") : "not told by the browser"],
+    ["Float16 arithmetic", features.includes("shader-f16") ? "yes" : "no"],
+    ["Largest buffer", megabytes(largestBuffer)],
+  ];
+  const text = software ? `${adapter}: no GPU, it computes on the processor` : adapter;
+  return make("details", {}, make("summary", { text }), listOf(facts));
+}
+
 /** The model of the page's own folder, once the person wants it and it is loaded. */
 export async function openModel() {
   const gate = $("gate");
@@ -55,12 +74,7 @@ export async function openModel() {
     ["Download", megabytes(downloadOf(bundle))],
     ["GPU memory", megabytes(memory)],
   ];
-  const list = make(
-    "dl",
-    { className: "facts" },
-    ...facts.flatMap(([k, v]) => [make("dt", { text: k }), make("dd", { text: v })]),
-  );
-  gate.replaceChildren(make("h2", { text: bundle.name }), list);
+  gate.replaceChildren(make("h2", { text: bundle.name }), listOf(facts));
   if (!isHere) {
     const button = make("button", { type: "button", text: "Load the model" });
     gate.append(button);
@@ -84,9 +98,8 @@ async function loading(gate) {
       },
     });
     gate.hidden = true;
-    const { adapter, software, memory } = model.info;
-    $("adapter").textContent = software ? `${adapter}: no GPU, it computes on the processor` : adapter;
-    $("memory").textContent = `${megabytes(memory)} of GPU memory`;
+    $("adapter").replaceChildren(surroundings(model.info));
+    $("memory").textContent = `${megabytes(model.info.memory)} of GPU memory`;
     $("foot").hidden = false;
     return model;
   } catch (error) {

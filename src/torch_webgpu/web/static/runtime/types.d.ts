@@ -61,6 +61,7 @@ export interface Language {
   files: string[];
   template: string | null;
   defaults: Record<string, number>;
+  check: { prompt: number[]; tokens: number[] } | null;
 }
 
 export interface Image {
