@@ -160,7 +160,7 @@ async function tellChecked(limit) {
         make("p", { text }),
         make("p", { text: report }),
       ];
-      log.before(make("section", { className: "card warn", role: "alert" }, ...told));
+      log.before(make("section", { className: "card wrong", role: "alert" }, ...told));
     }
   } catch (error) {
     $("checked").textContent = error.message;
