@@ -5,7 +5,7 @@
 namespace webgpu {
 
 namespace {
-using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;  // names in PyTorch's lists
+using namespace at;  // names in PyTorch's lists, which change from version to version
 
 Tensor binary_cross_entropy_banned(const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t) {
   TORCH_CHECK(false,

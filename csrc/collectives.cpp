@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <string_view>
 
@@ -166,8 +167,11 @@ struct Stager {
 
 // The group's backend for webgpu is one for the CPU: groups that were made for webgpu alone use it for both.
 void check_group(c10d::ProcessGroup& group, const std::string& op) {
-  if (group.hasBackendForDeviceType(c10::kCPU)) return;
-  if (group.hasBackendForDeviceType(c10::kPrivateUse1)) {
+  auto has = [types = group.getDeviceTypes()](c10::DeviceType type) {
+    return std::any_of(types.begin(), types.end(), [&](c10::Device d) { return d.type() == type; });
+  };
+  if (has(c10::kCPU)) return;
+  if (has(c10::kPrivateUse1)) {
     auto backend = group.getBackend(c10::kPrivateUse1);
     group.setBackend(c10::kCPU, group.getBackendType(), backend);
     return;
