@@ -18,7 +18,7 @@ from torch_webgpu import decompositions
 
 from . import samples, special
 from .compare import mismatch, widened
-from .moving import Call, Mover, moved, too_wide
+from .moving import DEVICE, Call, Mover, moved, too_wide
 from .pairs import BY_NAME, Pair, dtypes_of, infos, seed
 
 VERDICTS = ("native", "decomposed", "fell back", "refused", "wrong", "hung", "crashed")  # from best to worst
@@ -307,7 +307,8 @@ def _error(name: str, op: Callable[..., Any], call: Call) -> Finding | None:
     except Exception as e:
         expected, message = type(e), str(e)
     try:
-        there.run(op)
+        with torch.device(DEVICE):  # for functions of numbers alone, as arange
+            there.run(op)
         torch.webgpu.synchronize()  # type: ignore[attr-defined]
     except Exception as e:
         if isinstance(e, (expected, NotImplementedError, torch_webgpu.UnsupportedDTypeError)):
