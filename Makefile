@@ -90,7 +90,7 @@ $(VENDOR): node_modules/.done scripts/vendor.mjs
 $(VENV)/.torch:
 	sh scripts/system_packages.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet 'setuptools>=70' wheel $(TORCH)
+	$(PIP) install --quiet 'setuptools>=77' wheel $(TORCH)
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.torch $(NATIVE)
