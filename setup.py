@@ -46,7 +46,9 @@ setup(
                 sysconfig.get_paths()["include"],
             ],
             library_dirs=[str(TORCH / "lib")],
-            libraries=["c10", "torch_cpu", "torch", "torch_python", "dl"],
+            # The C++ library by name: a linker told to link it statically would give this module another copy than
+            # PyTorch's, and streams and exceptions that meet both crash.
+            libraries=["c10", "torch_cpu", "torch", "torch_python", "dl", "stdc++"],
             runtime_library_dirs=[str(TORCH / "lib")],
             extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-sign-compare"],
             define_macros=[("TORCH_WEBGPU_DISTRIBUTED", "1")] if torch.distributed.is_available() else [],
