@@ -62,10 +62,16 @@ class TorchEngine:
         """See ``Engine``."""
         from transformers import DynamicCache, StaticCache
 
+        from ..llm.cache import head_sizes
+
+        model = self.model
         if not self._compiled:
-            self._cache = DynamicCache(config=self.model.config)
+            self._cache = DynamicCache(config=model.config)
         elif self._cache is None:
-            self._cache = StaticCache(config=self.model.config, max_cache_len=self._length)
+            self._cache = StaticCache(config=model.config, max_cache_len=self._length)
+            # Here rather than in the compiled prompt, which would not mark the cache's addresses as lasting: CUDA's
+            # graphs would be left out.
+            self._cache.early_initialization(1, *head_sizes(model.config), model.dtype, torch.device(self.device))
         else:
             self._cache.reset()
         self._token = self._prompt(ids.to(self.device))

@@ -48,6 +48,13 @@ class _SharedLayer(StaticLayer):
         return (query_length, 0) if self.filling else super().get_mask_sizes(query_length)
 
 
+def head_sizes(config: Any) -> tuple[int, int]:
+    """Number of key-value heads of a model, and the width of each."""
+    text = config.get_text_config(decoder=True)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+
+
 class DecodeCache(StaticCache):
     """Hugging Face's StaticCache, made at once, with one position for all layers.
 
@@ -70,13 +77,10 @@ class DecodeCache(StaticCache):
         }
         if others:
             raise ValueError(f"a model with {', '.join(sorted(others))} cannot be decoded from here; use model.generate")
-        text = config.get_text_config(decoder=True)
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         self.length = length
         self._shared = [_SharedLayer(max_cache_len=length) for _ in self.layers]
         self.layers = list(self._shared)
-        self.early_initialization(batch, heads, width, dtype, torch.device(device))
+        self.early_initialization(batch, *head_sizes(config), dtype, torch.device(device))
         self.position: torch.Tensor = self._shared[0].cumulative_length
         for layer in self._shared:
             layer.cumulative_length = self.position
