@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,9 +47,10 @@ setup(
                 sysconfig.get_paths()["include"],
             ],
             library_dirs=[str(TORCH / "lib")],
-            # The C++ library by name: a linker told to link it statically would give this module another copy than
-            # PyTorch's, and streams and exceptions that meet both crash.
-            libraries=["c10", "torch_cpu", "torch", "torch_python", "dl", "stdc++"],
+            libraries=["c10", "torch_cpu", "torch", "torch_python", "dl"],
+            # PyTorch's C++ library by its name: a compiler that links its own statically, or has no other, would bring a
+            # second copy into the process, and streams and exceptions that meet both crash.
+            extra_link_args=["-l:libstdc++.so.6"] if sys.platform == "linux" else [],
             runtime_library_dirs=[str(TORCH / "lib")],
             extra_compile_args=["-std=c++20", "-O2", "-g0", "-fvisibility=hidden", "-Wall", "-Wno-sign-compare"],
             define_macros=[("TORCH_WEBGPU_DISTRIBUTED", "1")] if torch.distributed.is_available() else [],

@@ -7,6 +7,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+from child import output_of
 from torch import nn
 
 
@@ -50,3 +51,13 @@ def test_the_default_compiler_says_which_to_use() -> None:
     assert torch.compile(lambda t: t * 2 + 1, backend="webgpu")(x).tolist() == [3, 3]
     with pytest.raises(AttributeError, match=r"torch\.webgpu"):
         _ = torch.webgpu.no_such_thing  # type: ignore[attr-defined]
+
+
+def test_inductor_keeps_the_code_of_other_devices() -> None:
+    """In PyTorch 2.11 what was registered first for this device kept the overrides of CUDA out."""
+    code = (
+        "import torch, torch_webgpu; torch.webgpu.Scheduling\n"
+        "from torch._inductor.codegen.common import get_device_op_overrides as of\n"
+        "print(of('cuda').device_guard(0))"
+    )
+    assert "torch.cuda" in output_of(code)

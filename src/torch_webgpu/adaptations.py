@@ -172,7 +172,9 @@ def inductor_class(name: str) -> type:
     """What Inductor looks up in the device's module when it compiles its first graph; AttributeError for other names."""
     if name not in _INDUCTOR:
         raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}")
-    from torch._inductor.codegen.common import DeviceOpOverrides, register_device_op_overrides
+    from torch._inductor.codegen.common import DeviceOpOverrides, get_device_op_overrides, register_device_op_overrides
 
+    # PyTorch 2.11 fills this table with its own devices only while it is empty: without them CUDA's code does not parse.
+    get_device_op_overrides("cpu")
     register_device_op_overrides("webgpu", DeviceOpOverrides())
     return _NoInductor

@@ -77,7 +77,7 @@ def extremum(cls: str, largest: bool) -> Reducer:
             "amax" if largest else "amin",
             "b",
             "false" if largest else "true",
-            "(a || {b})" if largest else "(a && {b})",
+            "(a | {b})" if largest else "(a & {b})",
         )
     return _simple(
         "amax" if largest else "amin",
@@ -348,18 +348,21 @@ def _launch(
             if segments == 1
             else (f"(o % {segments}u) * {WORKGROUP}u + l", f"{segments * WORKGROUP}u")
         )
+        # NVIDIA's Vulkan driver loses what is written to bools in workgroup memory.
+        state = reducer.state
+        kept, pack, unpack = ("u32", "u32", "bool") if state == "bool" else (state, "", "")
         return head + (
-            f"fn merge_(a: {reducer.state}, b: {reducer.state}) -> {reducer.state} {{ return {reducer.merge}; }}\n"
-            f"var<workgroup> shared_: array<{reducer.state}, {WORKGROUP}>;\n"
+            f"fn merge_(a: {state}, b: {state}) -> {state} {{ return {reducer.merge}; }}\n"
+            f"var<workgroup> shared_: array<{kept}, {WORKGROUP}>;\n"
             + MAIN.format(wg=WORKGROUP)
             + f"let o = g.y * n.x + g.x;\nif (o >= {w.rows}) {{ return; }}\n"
             + index_code(w, outer_rank, ["x"], row, "o")
-            + f"\nvar a: {reducer.state} = {reducer.first};\n"
+            + f"\nvar a: {state} = {reducer.first};\n"
             + f"for (var r = {start}; r < {w.count}; r += {step}) {{\n{loop}}}\n"
-            + "shared_[l] = a;\nworkgroupBarrier();\n"
+            + f"shared_[l] = {pack}(a);\nworkgroupBarrier();\n"
             + f"for (var s = {WORKGROUP // 2}u; s > 0u; s = s / 2u) {{\n"
-            + "if (l < s) { shared_[l] = merge_(shared_[l], shared_[l + s]); }\n"
-            + "workgroupBarrier();\n}\nif (l == 0u) {\na = shared_[0];\n"
+            + f"if (l < s) {{ shared_[l] = {pack}(merge_({unpack}(shared_[l]), {unpack}(shared_[l + s]))); }}\n"
+            + f"workgroupBarrier();\n}}\nif (l == 0u) {{\na = {unpack}(shared_[0]);\n"
             + "\n".join(finish)
             + "\n}\n}"
         )
