@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import device_name, err, fail, out, quiet, reported
+from .console import device_name, err, fail, load_torch, out, quiet, reported
 
 
 class Kind(str, Enum):
@@ -57,9 +57,7 @@ def tune(
 def _tune(products: list[Any], seconds: float) -> None:
     quiet()
     with err.status("Loading PyTorch…") as status:
-        from .. import _autoload
-
-        _autoload()
+        load_torch()
         from ..kernels import tuning
         from ..kernels.measure import ENOUGH, Bench, entry, search
 
