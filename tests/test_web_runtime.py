@@ -29,7 +29,7 @@ from web_bundles import (
     sized,
     small_picture,
 )
-from webbing import RUNTIME, Results, in_browser, in_node, missing, node, unpacked
+from webbing import RUNTIME, Results, in_browser, in_node, linked, missing, node, unpacked
 
 from torch_webgpu.bench import browsers, names
 from torch_webgpu.bench.browser import Bench
@@ -233,6 +233,8 @@ def test_bundles_are_served_with_their_pages(bundles: Bundles, tmp_path: Path) -
     shutil.copytree(bundles.folder / "embedding", one)
     for name in ("llama", "counter"):
         shutil.copytree(bundles.folder / name, both / name)
+    named = linked(one / "index.html")
+    assert one / "measure/base.css" in named and all(path.is_file() for path in named)
     _, served = files([one])
     made, listed = files([both])
     assert [m.name for m in made] == ["Counter", "LlamaForCausalLM"]
@@ -246,6 +248,7 @@ def test_bundles_are_served_with_their_pages(bundles: Bundles, tmp_path: Path) -
         assert b"pages/model.js" in get(page, "") and b"torch-webgpu-bundle" in get(page, "bundle.json")
         shard = "weights-00001.safetensors"
         assert get(page, shard) == (one / shard).read_bytes()
+        assert all(get(page, path.relative_to(one).as_posix()) == path.read_bytes() for path in named)
         kinds = [(m["folder"], m["kind"]) for m in json.loads(get(index, "models.json"))]
         assert kinds == [("counter", "model"), ("llama", "chat")]
         assert b"pages/chat.js" in get(index, "llama/") == get(index, "llama")  # by way of llama/
