@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from typer.testing import CliRunner
+from webbing import linked
 
 from torch_webgpu.bench import browser as bench_browser
 from torch_webgpu.bench import browser_plan, browsers, names
@@ -310,4 +311,6 @@ def test_the_page_as_files(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["bench", "browser", "--save-page", str(tmp_path / "page"), "--quick"])
     assert result.exit_code == 0, result.output
     document = json.loads((tmp_path / "page" / "plan.json").read_text())
-    assert not document["post"] and not document["start"] and (tmp_path / "page" / "main.js").exists()
+    assert not document["post"] and not document["start"]
+    named = {path for page in ("index.html", "llm.html") for path in linked(tmp_path / "page" / page)}
+    assert {path.name for path in named} >= {"main.js", "base.css", "style.css"} and all(path.is_file() for path in named)

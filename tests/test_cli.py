@@ -170,6 +170,23 @@ def test_a_folder_that_is_not_there(words: tuple[str, ...], reason: str, tmp_pat
     assert reason in done.stderr and done.stderr.strip().splitlines()[-1].startswith("error: ")
 
 
+def test_serving_needs_no_torch(tmp_path: Path) -> None:
+    code = f"import sys; sys.argv[1:] = ['serve', {str(tmp_path)!r}]\n{SCRIPT}app(standalone_mode=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print('torch' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert "holds no bundle" in " ".join(done.stderr.split()) and done.stdout.split() == ["False"]
+
+
+def test_tune_in_a_process_of_its_own(tmp_path: Path) -> None:
+    done = command("tune", "--shapes", "64x32", "--kind", "float32", "--time-limit", "1", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0 and "float32 64→32" in done.stdout, done.stdout + done.stderr
+
+
 def test_generate_in_a_process_of_its_own(tiny_model: Path) -> None:
     done = command("generate", "a b", "--model", str(tiny_model), "--compare", "cpu", "--max-new-tokens", "16")
     assert done.returncode == 0, done.stdout + done.stderr

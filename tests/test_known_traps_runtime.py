@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from test_known_traps import DEVICE, NARROW, OFFSETS, SIZES, noise, put, same
+from traps import DEVICE, NARROW, OFFSETS, SIZES, noise, put, same
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float16, torch.int64, torch.uint8))

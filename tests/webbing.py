@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import queue
+import re
 import shutil
 import subprocess
 import time
@@ -53,6 +54,12 @@ def unpacked(output: Mapping[str, Any]) -> Tensor:
     data = bytearray(base64.b64decode(output["data"]))
     flat = torch.frombuffer(data, dtype=stored) if data else torch.empty(0, dtype=stored)
     return flat.reshape(output["shape"]).to(dtype)
+
+
+def linked(page: Path) -> list[Path]:
+    """The files that a page names."""
+    names = re.findall(r'(?:href|src)="([^":#]+)"', page.read_text())
+    return [page.parent / name for name in names]
 
 
 def node() -> str:

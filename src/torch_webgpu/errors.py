@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .out_of_memory import OutOfMemoryError as OutOfMemoryError
 
 
 class WebGPUError(RuntimeError):
@@ -37,10 +40,6 @@ class InternalError(WebGPUError):
     """The WebGPU library failed for a reason of its own."""
 
 
-class OutOfMemoryError(WebGPUError, torch.OutOfMemoryError):
-    """The device has no memory left for a buffer."""
-
-
 class UnsupportedDTypeError(WebGPUError, TypeError):
     """The device has no such dtype (float64, complex, …); the message names the way out."""
 
@@ -51,3 +50,14 @@ class FallbackError(WebGPUError, NotImplementedError):
 
 class ExportError(WebGPUError):
     """A program that cannot be exported; the message names what is in the way, and the way out."""
+
+
+def __getattr__(name: str) -> type[WebGPUError]:
+    """Finds ``OutOfMemoryError``: it alone needs PyTorch, and what serves pages does without."""
+    if name != "OutOfMemoryError":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import torch  # noqa: F401 - comes first: it loads the rest of the package, which asks for the class as well
+
+    from .out_of_memory import OutOfMemoryError
+
+    return OutOfMemoryError

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import queue
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..web.server import Page, Receiver, Refused, Server, folder_files
@@ -198,20 +196,3 @@ def chosen(name: str) -> list[Browser]:
     if not found:
         raise BrowserError("; ".join(browsers.missing(n) for n in wanted))
     return found
-
-
-def lan_hosts() -> list[str]:
-    """IPv4 addresses of this machine that others on its network can reach, the likeliest first."""
-    found = [
-        a.address
-        for addresses in psutil.net_if_addrs().values()
-        for a in addresses
-        if a.family == socket.AF_INET and not a.address.startswith(("127.", "169.254."))
-    ]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
-        try:
-            probe.connect(("192.0.2.1", 9))
-            first = probe.getsockname()[0]
-        except OSError:
-            first = ""
-    return sorted(dict.fromkeys(found), key=lambda host: host != first)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..errors import WebGPUError
 from .sampling import Budget
 from .schema import Experiment, Measurement, Parameter, Quantity, Unit, Work
 from .session import samples, warmups
@@ -92,8 +93,6 @@ def measure(
         title: what progress calls it.
         budget: when a cell has enough samples; the others go on without it. The session's number of samples unless given.
     """
-    from ..errors import WebGPUError  # imports torch, which a session needs only in its workers
-
     budget = budget or Budget(warmups(sink.quick), samples(sink.quick))
     todo = [c for c in cells if not all(sink.has(q) for q in c.quantities(experiment, target))]
     taken = [_Taken() for _ in todo]

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .bench_run import RESULTS, AsJson, Out, Quick, extra, options
-from .console import err, fail, out, reported
+from .console import err, fail, load_torch, out, reported
 from .serving import announce, open_browser, server_for
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ def browser(
     if lan and open_page:
         raise fail("--lan and --open exclude each other: open the address that --lan prints.")
     with extra(), reported(), _ended_politely():
-        from .. import _autoload
-
-        _autoload()  # torch loads the rest of the package
+        load_torch()
         from ..bench.browser import Bench, save_page
         from ..bench.browser_llm import Model
         from ..bench.browser_plan import Size

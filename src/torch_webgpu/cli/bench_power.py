@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from .bench_run import RESULTS, AsJson, Out, Quick, extra, measure, options
-from .console import out, quiet
+from .console import load_torch, out, quiet
 
 if TYPE_CHECKING:
     from ..bench.power import Decode
@@ -41,9 +41,7 @@ def power(
 
 
 def _power(session: Session, name: str | None, tokens: int, how: Any) -> None:
-    from .. import _autoload
-
-    _autoload()
+    load_torch()
     from ..bench.meters import meters
     from ..bench.power import measure as measure_power
     from ..bench.targets import torch_target

@@ -14,6 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from .. import _autoload
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -24,6 +26,14 @@ def fail(message: str, code: int = 2) -> typer.Exit:
     return typer.Exit(code)
 
 
+def load_torch() -> None:
+    """Loads PyTorch with the device: to be called before a module is imported that needs either.
+
+    PyTorch loads the rest of the package while it is imported itself, and would meet that module half made.
+    """
+    _autoload()
+
+
 @contextmanager
 def reported() -> Iterator[None]:
     """Inside, an error whose message alone tells the user what to do becomes one line; an interrupt ends quietly."""
@@ -31,6 +41,8 @@ def reported() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    except typer.Exit:
+        raise
     except Exception as e:
         if not _is_users(e):
             raise
@@ -39,9 +51,7 @@ def reported() -> Iterator[None]:
 
 def _is_users(error: Exception) -> bool:
     """Whether the message alone tells the user what to do."""
-    from .. import _autoload
-
-    _autoload()  # the order of imports matters: torch loads the rest of the package
+    load_torch()
     from ..errors import LimitError, MissingImplementationError, NoAdapterError, OutOfMemoryError
     from ..llm import ModelError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import console
-from .console import err, quiet, reported
+from .console import err, load_torch, quiet, reported
 
 if TYPE_CHECKING:
     from ..compiler import Explanation
@@ -67,11 +67,9 @@ def explain(
 def _explain(name: str | None, fusion: str, weights: str) -> Explanation:
     quiet()
     with err.status("Loading PyTorch…") as status:
+        load_torch()
         import torch
 
-        from .. import _autoload
-
-        _autoload()
         from ..compiler import explain
         from ..llm import Generator, load
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .bench_run import extra
-from .console import err, fail, out, quiet, reported
+from .console import err, fail, load_torch, out, quiet, reported
 
 if TYPE_CHECKING:
     from ..web.bundle import Bundle
@@ -57,9 +57,7 @@ def export(
         "dtype": dtype.value, "limits": limits, "shard_bytes": shard << 20, "rasteriser": rasteriser
     }  # fmt: skip
     with extra(), reported(), _progress() as tell:
-        from .. import _autoload
-
-        _autoload()
+        load_torch()
         from ..errors import ExportError
         from ..web import export_classifier, export_llm
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from .console import device_name, err, fail, out, quiet, reported
+from .console import device_name, err, fail, load_torch, out, quiet, reported
 
 if TYPE_CHECKING:
     from ..llm import Sampling
@@ -147,12 +147,11 @@ def generate(
 def _generate(request: Request) -> int:
     """Generates, compares, reports; returns the exit code."""
     with err.status("Loading PyTorch…") as status:
+        load_torch()
         import torch
 
-        from .. import _autoload
         from ..llm import load
 
-        _autoload()
         _check_devices(request)
         status.update("Loading the model…")
         start = request.compare or ("cpu" if request.eager else request.device)

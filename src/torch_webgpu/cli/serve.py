@@ -23,9 +23,6 @@ def serve(
     from .serving import announce, open_browser, server_for
 
     with extra(), reported():
-        from .. import _autoload
-
-        _autoload()  # torch loads the rest of the package
         from ..errors import ExportError
         from ..web.server import Page
         from ..web.serving import files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import webbrowser
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,9 @@ def server_for(lan: bool, port: int) -> tuple[Server, list[str]]:
     Raises:
         typer.Exit: where there is no network, or the port is taken.
     """
-    from ..bench.browser import lan_hosts
     from ..web.server import LOOPBACK, PortError, Server
 
-    hosts = lan_hosts() if lan else [LOOPBACK]
+    hosts = _lan_hosts() if lan else [LOOPBACK]
     if not hosts:
         raise fail("--lan: this machine has no network address but its own; join a network first.")
     tls = None
@@ -32,6 +32,25 @@ def server_for(lan: bool, port: int) -> tuple[Server, list[str]]:
         return Server("0.0.0.0" if lan else LOOPBACK, port, tls), hosts
     except PortError as e:
         raise fail(str(e)) from None
+
+
+def _lan_hosts() -> list[str]:
+    """IPv4 addresses of this machine that others on its network can reach, the likeliest first."""
+    import psutil
+
+    found = [
+        a.address
+        for addresses in psutil.net_if_addrs().values()
+        for a in addresses
+        if a.family == socket.AF_INET and not a.address.startswith(("127.", "169.254."))
+    ]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket sends nothing
+        try:
+            probe.connect(("192.0.2.1", 9))
+            first = probe.getsockname()[0]
+        except OSError:
+            first = ""
+    return sorted(dict.fromkeys(found), key=lambda host: host != first)
 
 
 def announce(server: Server, page: Page, hosts: list[str], lan: bool) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .console import device_name, err, fail, out, quiet, reported
+from .console import device_name, err, fail, load_torch, out, quiet, reported
 
 
 class Kind(str, Enum):
@@ -23,20 +23,15 @@ class Kind(str, Enum):
     int4 = "int4"
 
 
-def _products(shapes: list[str], kinds: list[Kind]) -> list[Any]:
-    """Products to time from texts such as ``896x1152`` (K x N) and ``896x4864x2`` (two matrices in one launch)."""
-    from ..kernels.measure import Product
-
-    parsed = []
+def _parsed(shapes: list[str]) -> list[tuple[int, ...]]:
+    """K, N and how many matrices of texts such as ``896x1152`` (K x N) and ``896x4864x2`` (two matrices in one launch)."""
+    parsed: list[tuple[int, ...]] = []
     for text in (part for argument in shapes for part in argument.split(",")):
         numbers = [int(n) for n in text.split("x") if n.isdecimal()]
         if len(numbers) != text.count("x") + 1 or len(numbers) not in (2, 3) or min(numbers) < 1 or numbers[0] % 32:
             raise fail(f"{text!r} is no shape: write KxN or KxNxS, like 896x4864x2, with K a multiple of 32.")
         parsed.append((*numbers, 1)[:3])
-    epilogue = {1: "residual", 2: "gated"}
-    return [
-        Product(kind.value, k, n, streams, epilogue=epilogue.get(streams, "")) for kind in kinds for k, n, streams in parsed
-    ]
+    return parsed
 
 
 def tune(
@@ -49,20 +44,20 @@ def tune(
 ) -> None:
     """Times shapes of the matrix-vector kernel on this adapter, and remembers the best for all later runs."""
     kinds = kind or [Kind.float32, Kind.float16]
-    products = _products(shapes or ["896x896,896x4864x2,4864x896,896x1152,896x151936"], kinds)
+    parsed = _parsed(shapes or ["896x896,896x4864x2,4864x896,896x1152,896x151936"])
     with reported():
-        _tune(products, time_limit)
+        _tune(parsed, kinds, time_limit)
 
 
-def _tune(products: list[Any], seconds: float) -> None:
+def _tune(shapes: list[tuple[int, ...]], kinds: list[Kind], seconds: float) -> None:
     quiet()
     with err.status("Loading PyTorch…") as status:
-        from .. import _autoload
-
-        _autoload()
+        load_torch()
         from ..kernels import tuning
-        from ..kernels.measure import ENOUGH, Bench, entry, search
+        from ..kernels.measure import ENOUGH, Bench, Product, entry, search
 
+        epilogue = {1: "residual", 2: "gated"}
+        products = [Product(kind.value, k, n, s, epilogue=epilogue.get(s, "")) for kind in kinds for k, n, s in shapes]
         described = device_name("webgpu")
         table = Table("product", "µs", "GB/s", "shape of the kernel", title=escape(described), title_justify="left")
         for column in table.columns[1:3]:

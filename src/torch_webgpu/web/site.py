@@ -11,7 +11,7 @@ from typing import Literal
 Kind = Literal["chat", "classify", "model", "models"]
 
 STATIC = Path(__file__).parent / "static"
-_SHARED = ("measure/browser.js", "measure/elements.js", "measure/help.js")
+_SHARED = ("measure/base.css", "measure/browser.js", "measure/elements.js", "measure/help.js")
 _VENDOR = "vendor/tokenizer.js"
 _NO_VENDOR = (
     "the tokenizer's library is not built, so no browser can load the exported model: run `npm ci && npm run vendor` in the "

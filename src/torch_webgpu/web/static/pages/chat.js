@@ -1,7 +1,7 @@
 /** A chat with the language model of this folder. */
 
 import { check } from "./check.js";
-import { $, fault, make, openModel } from "./gate.js";
+import { $, duration, fault, make, openModel } from "./gate.js";
 
 const IDEAS = ["Explain gravity to a child.", "Write a short poem about the sea.", "What is the capital of France?"];
 
@@ -51,12 +51,10 @@ function prompt() {
   return system ? [{ role: "system", content: system }, ...messages] : messages;
 }
 
-const seconds = (ms) => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
-
 function measured({ tokens, tokensPerSecond, firstMs, end }) {
   const rate = tokens > 1 ? ` · ${tokensPerSecond.toFixed(1)} tokens/s` : "";
   const ends = { full: " · the context is full", length: " · as long as asked for", stopped: " · stopped", token: "" };
-  return `${tokens} ${tokens === 1 ? "token" : "tokens"}${rate} · first after ${seconds(firstMs)}${ends[end]}`;
+  return `${tokens} ${tokens === 1 ? "token" : "tokens"}${rate} · first after ${duration(firstMs)}${ends[end]}`;
 }
 
 async function answer() {

@@ -1,6 +1,6 @@
 /** What the image classifier of this folder sees in a picture, or in what the camera shows. */
 
-import { $, make, openModel } from "./gate.js";
+import { $, duration, make, openModel } from "./gate.js";
 import { normalised, scaled } from "./picture.js";
 
 const BEST = 5;
@@ -58,9 +58,7 @@ async function classify(picture, width, height) {
   try {
     const { [image.output]: scores } = await model.run({ [image.input]: look(picture, width, height) });
     show(best(scores.data));
-    const ms = performance.now() - start;
-    const time = ms < 2000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
-    $("status").textContent = `${time} from picture to result`;
+    $("status").textContent = `${duration(performance.now() - start)} from picture to result`;
   } catch (error) {
     $("status").textContent = error.message;
   }

@@ -14,6 +14,12 @@ export function megabytes(bytes) {
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} MB`;
 }
 
+/** Milliseconds as a person reads them: seconds from one on. */
+export function duration(ms) {
+  if (Math.round(ms) < 1000) return `${Math.round(ms)} ms`;
+  return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+}
+
 const isHere = ["127.0.0.1", "localhost", "[::1]"].includes(location.hostname);
 
 /** A fault as a card: what is wrong, and what to do about it. */
