@@ -14,6 +14,7 @@ from models import efficientnet_lite0, sample_pixels
 from replaying import Replayer
 from torch import Tensor, nn
 from typer.testing import CliRunner
+from web_bundles import mlp, numbers, small_conv
 
 from torch_webgpu.cli import app
 from torch_webgpu.errors import ExportError
@@ -26,24 +27,6 @@ def compare(got: dict[str, Tensor], want: list[Tensor], tolerance: float = 0.0) 
     assert len(got) == len(want)
     for mine, theirs in zip(got.values(), want, strict=True):
         torch.testing.assert_close(mine, theirs.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def small_conv() -> nn.Module:
-    torch.manual_seed(2)
-    net = nn.Sequential(nn.Conv2d(3, 5, 3, 2, 1), nn.BatchNorm2d(5), nn.SiLU(), nn.Conv2d(5, 5, 3, groups=5), nn.Flatten())
-    statistics = net[1].running_var
-    assert isinstance(statistics, Tensor)
-    statistics.uniform_(0.5, 1.5)
-    return net.eval()
-
-
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.LayerNorm(40), nn.Linear(40, 7)).to(dtype).eval()
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

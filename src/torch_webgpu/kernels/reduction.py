@@ -348,7 +348,7 @@ def _launch(
             if segments == 1
             else (f"(o % {segments}u) * {WORKGROUP}u + l", f"{segments * WORKGROUP}u")
         )
-        # NVIDIA's Vulkan driver loses what is written to bools in workgroup memory.
+        # Words, since `all` of ones was False on an NVIDIA GPU (Vulkan) while bools lay in workgroup memory.
         state = reducer.state
         kept, pack, unpack = ("u32", "u32", "bool") if state == "bool" else (state, "", "")
         return head + (
