@@ -120,6 +120,39 @@ def test_wide_integers() -> None:
     same(put([2**31 - 1], torch.int32) + 1, [-(2**31)])
 
 
+def test_quotients_and_roots_are_exact() -> None:
+    """WGSL allows a division to be 2.5 units in the last place off: then 6 / 3 truncates to 1."""
+    whole = torch.arange(1.0, 601.0)
+    x, y = (whole[:, None] * whole).to(DEVICE), whole.to(DEVICE)
+    expected = whole[:, None].expand(600, 600)
+    for result in (
+        x / y,
+        torch.div(x, y, rounding_mode="trunc"),
+        torch.div(x, y, rounding_mode="floor"),
+        torch.addcdiv(torch.zeros_like(x), x, y),
+    ):
+        assert torch.equal(result.cpu(), expected)
+    random = torch.rand(20000, generator=torch.Generator().manual_seed(0)) * 100 + 1e-3
+    z = random.to(DEVICE)
+    for function in (torch.reciprocal, torch.sqrt, lambda t: t**-1, lambda t: t / 7, lambda t: t**0.5):
+        assert (function(z).cpu() != function(random.double()).float()).sum() <= 1
+    assert torch.equal((y * y).sqrt().cpu(), whole)
+    assert torch.equal((y * y).rsqrt().cpu(), 1 / whole)
+    constant = torch.full((7, 2, 9, 11), 2.0, device=DEVICE)
+    for mean in (
+        constant.mean(),
+        constant.mean((0, 2)),
+        F.avg_pool2d(constant, 3),
+        F.avg_pool2d(constant, 3, padding=1, count_include_pad=False),
+        constant.new_zeros(3).scatter_reduce(
+            0, torch.zeros(6, dtype=torch.int64, device=DEVICE), constant[0, 0, 0, :6], "mean", include_self=False
+        )[0],
+    ):
+        assert torch.equal(mean.cpu(), torch.full(mean.shape, 2.0))
+    assert torch.equal(F.layer_norm(constant, (11,)).cpu(), torch.zeros(constant.shape))
+    assert torch.linalg.vector_norm(put([3.0, 4.0])).item() == 5.0
+
+
 @pytest.mark.parametrize("dtype", (torch.int64, torch.int32, torch.int16, torch.float32, torch.float16))
 def test_division_of_signed_numbers(dtype: torch.dtype) -> None:
     a, b = put([-7, 7, -7, 7, -1, -768, -769], dtype), put([2, -2, -2, 2, 768, 768, 768], dtype)

@@ -127,8 +127,8 @@ _MOMENTS = (
 
 def moments(deviation: bool) -> Reducer:
     """Variance or standard deviation, and the mean, in one pass; ``{p}`` is the correction."""
-    variance = "select(a.m2 / max(a.n - {p}, 0.0), nan_(), a.n - {p} < 0.0 || (a.n - {p} == 0.0 && a.m2 == 0.0))"
-    value = f"sqrt({variance})" if deviation else variance
+    variance = "select(quotient_(a.m2, max(a.n - {p}, 0.0)), nan_(), a.n - {p} < 0.0 || (a.n - {p} == 0.0 && a.m2 == 0.0))"
+    value = f"root_({variance})" if deviation else variance
     return Reducer(
         "moments",
         "f",

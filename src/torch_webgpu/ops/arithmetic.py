@@ -88,11 +88,11 @@ def check_zero_divisor(graph: Graph, y: Operand, d: DType) -> None:
 @lower("div.Tensor", "div.Scalar")
 def _div(graph: Graph, x: Operand, y: Operand) -> Tensor:
     d = float_dtype(result_dtype(x, y))
-    return compute(graph, "({0} / {1})", [x, y], ["f", "f"], "f", d, "div")
+    return compute(graph, "quotient_({0}, {1})", [x, y], ["f", "f"], "f", d, "div")
 
 
 _ROUNDED = {
-    "trunc": {"f": "trunc({0} / {1})", "i": "divt32({0}, {1})", "l": "divt64({0}, {1})"},
+    "trunc": {"f": "trunc(quotient_({0}, {1}))", "i": "divt32({0}, {1})", "l": "divt64({0}, {1})"},
     "floor": {"f": "floordiv_f({0}, {1})", "i": "divf32({0}, {1})", "l": "divf64({0}, {1})"},
     "remainder": {"f": "remf({0}, {1})", "i": "remf32({0}, {1})", "l": "remf64({0}, {1})"},
     "fmod": {"f": "fmod_({0}, {1})", "i": "remt32({0}, {1})", "l": "remt64({0}, {1})"},
@@ -138,10 +138,10 @@ def _pow(graph: Graph, x: Operand, y: Operand) -> Tensor:
         simple = {
             2: "({0} * {0})",
             1: "{0}",
-            0.5: "sqrt({0})",
+            0.5: "root_({0})",
             3: "({0} * {0} * {0})",
-            -1: "(1.0 / {0})",
-            -0.5: "(1.0 / sqrt({0}))",
+            -1: "quotient_(1.0, {0})",
+            -0.5: "quotient_(1.0, root_({0}))",
         }
         if number in simple and isinstance(x, Tensor):
             return compute(graph, simple[number], [x], ["f"], "f", d, "pow")
@@ -169,7 +169,9 @@ def _addcmul(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) 
 def _addcdiv(graph: Graph, x: Tensor, a: Tensor, b: Tensor, value: Operand = 1) -> Tensor:
     if not a.dtype.is_float and not b.dtype.is_float:
         raise RuntimeError("Integer division with addcdiv is no longer supported; use true_divide and add")
-    return compute(graph, "({0} + {3} * ({1} / {2}))", [x, a, b, value], ["f"] * 4, "f", result_dtype(x, a, b), "addcdiv")
+    return compute(
+        graph, "({0} + {3} * quotient_({1}, {2}))", [x, a, b, value], ["f"] * 4, "f", result_dtype(x, a, b), "addcdiv"
+    )
 
 
 @lower("lerp.Scalar", "lerp.Tensor")

@@ -121,7 +121,7 @@ def _layer_norm(
             + _HEAD.format(wg=WORKGROUP)
             + f"if (row >= {w.rows}) {{ return; }}\nlet base = row * {w.count};\n"
             + _fold("ld_x(base + i)", "({0} + {1})", "total", "0.0", w.count)
-            + f"let mean = total / f32({w.count});\n"
+            + f"let mean = quotient_(total, f32({w.count}));\n"
             + _fold("(ld_x(base + i) - mean) * (ld_x(base + i) - mean)", "({0} + {1})", "m2", "0.0", w.count)
             + f"let rstd = 1.0 / sqrt(m2 / f32({w.count}) + {w.expr('eps', 'f')});\n"
             + f"for (var i = l; i < {w.count}; i += {WORKGROUP}u) {{ st_o(base + i, {scaled}); }}\n"

@@ -163,7 +163,7 @@ def _average(graph: Graph, windows: Windows, divisor: int | None, padded: bool) 
         return (
             f"fn value_(i: u32) -> f32 {{\n{windows.head(w, 'i')}\nvar sum = 0.0; var count = 0.0;\n"
             + windows.loops(w, "sum += ld_x(at); count += 1.0;")
-            + f"\nreturn sum / {count};\n}}"
+            + f"\nreturn quotient_(sum, {count});\n}}"
         )
 
     out = graph.new(windows.sizes, x.dtype)

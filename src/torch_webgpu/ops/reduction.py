@@ -52,7 +52,7 @@ def _mean(graph: Graph, x: Tensor, dims: Any = None, keepdim: Any = False, dtype
         out = graph.new(reduced_shape(x, axes, keepdim), d)
         emit(graph, "{0}", [float("nan")], ["f"], "f", out, "fill")
         return out
-    return reduce(graph, total("f", "(a / {scale})"), x, axes, keepdim, [d], scale=count)[0]
+    return reduce(graph, total("f", "quotient_(a, {scale})"), x, axes, keepdim, [d], scale=count)[0]
 
 
 def _check_not_empty(graph: Graph, x: Tensor, axes: Sequence[int]) -> None:
@@ -176,7 +176,7 @@ def _vector_norm(
     order = float(ord.value if isinstance(ord, Scalar) else ord)
     d = wgsl.DTYPES[dtype] if dtype is not None else x.dtype
     forms = {
-        2.0: ("(a + v * v)", "(a + b)", "sqrt(a)"),
+        2.0: ("(a + v * v)", "(a + b)", "root_(a)"),
         1.0: ("(a + abs(v))", "(a + b)", "a"),
         0.0: ("(a + select(0.0, 1.0, truth(v)))", "(a + b)", "a"),
         float("inf"): ("fmaximum(a, abs(v))", "fmaximum(a, b)", "a"),

@@ -53,7 +53,7 @@ def _mean(graph: Graph, total: Tensor, counts: Tensor, dtype: DType) -> Tensor:
     """``total / counts`` (rounded down for integers), where nothing was counted ``total``."""
     out = graph.new(total.sizes, dtype)
     forms = {
-        "f": "({0} / f32(max({1}, 1)))",
+        "f": "quotient_({0}, f32(max({1}, 1)))",
         "i": "divf32({0}, max({1}, 1))",
         "l": "divf64({0}, max64({1}, vec2<u32>(1u, 0u)))",
     }

@@ -51,6 +51,38 @@ fn clamp_f(x: f32, low: f32, high: f32) -> f32 {
   return fminimum(fmaximum(x, low), high);
 }
 
+// WGSL lets a division be 2.5 units in the last place off and a root more, and GPUs use that: 6 / 3 is 1.9999999 on some.
+// The rest a - b * c, exact where a is within some units of b * c: Dekker's (1971) products of halves of 12 bits; a fused
+// multiply-add would do, but WGSL does not promise that fma fuses.
+fn rest_(a: f32, b: f32, c: f32) -> f32 {
+  let b1 = bitcast<f32>(bitcast<u32>(b) & 0xfffff000u);
+  let c1 = bitcast<f32>(bitcast<u32>(c) & 0xfffff000u);
+  let b2 = b - b1;
+  let c2 = c - c1;
+  return (((a - b1 * c1) - b1 * c2) - b2 * c1) - b2 * c2;
+}
+
+// Where the halves' products neither overflow nor lose bits to subnormals.
+fn moderate_(x: f32) -> bool {
+  let a = abs(x);
+  return a > 1e-18 && a < 1e18;
+}
+
+// a / b, rounded to nearest for moderate numbers (but for one in a million); whole quotients are always exact.
+fn quotient_(a: f32, b: f32) -> f32 {
+  let q = a / b;
+  if (moderate_(a) && moderate_(b) && moderate_(q)) { return q + rest_(a, q, b) / b; }
+  return q;
+}
+
+// The root of x, rounded to nearest for moderate numbers; NaN below zero.
+fn root_(x: f32) -> f32 {
+  if (x < 0.0) { return nan_(); }
+  let y = sqrt(x);
+  if (moderate_(x)) { return y + rest_(x, y, y) / (2.0 * y); }
+  return y;
+}
+
 // Round to nearest even, as PyTorch's conversions do; pack2x16float leaves rounding and overflow to the driver.
 // Conversions do not branch: what is loaded for the next one is then on its way during the one before.
 fn f16bits(x: f32) -> u32 {
@@ -288,7 +320,7 @@ fn floordiv_f(a: f32, b: f32) -> f32 {
   if (b == 0.0) { return a / b; }
   let m = fmod_(a, b);
   if (isnan_(m)) { return m; }
-  var q = (a - m) / b;
+  var q = quotient_(a - m, b);
   if (m != 0.0 && (b < 0.0) != (m < 0.0)) { q = q - 1.0; }
   if (q != 0.0) {
     let f = floor(q);
@@ -322,7 +354,7 @@ fn pow_f(a: f32, b: f32) -> f32 {
       base = base * base;
       e = e >> 1u;
     }
-    if (b < 0.0) { p = 1.0 / p; }
+    if (b < 0.0) { p = quotient_(1.0, p); }
   } else if (isinf_(a)) {
     p = select(0.0, inf_(), b > 0.0);
   }
@@ -667,8 +699,8 @@ fn hypot_(a: f32, b: f32) -> f32 {
   if (isnan_(a) || isnan_(b)) { return nan_(); }
   let high = max(abs(a), abs(b));
   if (!truth(high)) { return 0.0; }
-  let ratio = min(abs(a), abs(b)) / high;
-  return high * sqrt(1.0 + ratio * ratio);
+  let ratio = quotient_(min(abs(a), abs(b)), high);
+  return high * root_(1.0 + ratio * ratio);
 }
 
 fn gcd32(a: i32, b: i32) -> i32 {
