@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 from multiprocessing.reduction import ForkingPickler
 
@@ -20,6 +21,16 @@ def test_data_parallel_says_what_to_use(ids: list[int] | None) -> None:
     ):
         with pytest.raises(RuntimeError, match=r"one device per process.*DistributedDataParallel"):
             call()
+
+
+def test_data_parallel_says_so_beside_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch takes for the machine's device says nothing of where the module is."""
+    parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+    monkeypatch.setattr(parallel, "_get_available_device_type", lambda: "cuda")
+    with pytest.raises(RuntimeError, match="one device per process"):
+        nn.DataParallel(nn.Linear(2, 2).to("webgpu"))
+    with pytest.raises(RuntimeError, match="one device per process"):
+        nn.parallel.data_parallel(nn.BatchNorm1d(2, affine=False).to("webgpu"), torch.ones(2, 2))
 
 
 def test_dlpack_says_that_there_is_no_address() -> None:

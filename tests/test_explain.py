@@ -251,8 +251,9 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts["plans"][0]["encoded"] == len(facts["plans"][0]["dispatches"]) == facts["totals"]["dispatches"]
     assert facts["breaks"] == [] and facts["op_by_op"] == [] and facts["fusion"] == "full"
     kernels = [d["kernel"] for d in facts["plans"][0]["dispatches"]]
-    assert kernels.count("decode_attention") == 2
-    attention = next(d for d in facts["plans"][0]["dispatches"] if d["kernel"] == "decode_attention")
+    (name,) = {"decode_attention", "decode_row"} & set(kernels)  # by what the adapter can do
+    assert kernels.count(name) == 2
+    attention = next(d for d in facts["plans"][0]["dispatches"] if d["kernel"] == name)
     assert [m.split("model.layers.")[1] for m in attention["modules"]] == ["0.self_attn"]
     assert json.loads((tmp_path / "out" / "plan.json").read_text()) == facts
     assert len(list((tmp_path / "out" / "wgsl").iterdir())) == facts["totals"]["pipelines"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import threading
 from collections.abc import Callable
@@ -99,19 +100,28 @@ def _invert_scale_in_float32() -> None:
 
 def _refuse_data_parallel() -> None:
     """``DataParallel`` splits a batch over the devices of a process, with copies that exist in builds for CUDA only."""
-    module = importlib.import_module("torch.nn.parallel.data_parallel")
-    find_here = module._get_available_device_type
+    parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+    make_here, run_here = parallel.DataParallel.__init__, parallel.data_parallel
 
-    def find() -> str | None:
-        found: str | None = find_here()
-        if found == "webgpu":
+    def check(module: torch.nn.Module) -> None:
+        here = any(_on_device(t) for t in (*module.parameters(), *module.buffers()))
+        if here or parallel._get_available_device_type() == "webgpu":
             raise RuntimeError(
                 "torch.nn.DataParallel splits a batch over several devices, and webgpu has one device per process: call the "
                 "module itself, or start several processes and use torch.nn.parallel.DistributedDataParallel"
             )
-        return found
 
-    module._get_available_device_type = find  # type: ignore[attr-defined]
+    def make(self: torch.nn.DataParallel[Any], module: torch.nn.Module, *args: Any, **options: Any) -> None:
+        check(module)
+        make_here(self, module, *args, **options)
+
+    @functools.wraps(run_here)
+    def run(module: torch.nn.Module, *args: Any, **options: Any) -> Any:
+        check(module)
+        return run_here(module, *args, **options)
+
+    parallel.DataParallel.__init__ = functools.wraps(make_here)(make)  # type: ignore[attr-defined]
+    parallel.data_parallel = torch.nn.parallel.data_parallel = run  # type: ignore[attr-defined]
 
 
 def _refuse_dlpack() -> None:
